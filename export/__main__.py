@@ -27,7 +27,7 @@ EXPORT_ALONE = {
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
-    "items.txt", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
+    "items.txt", "tokenizer.json", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
 

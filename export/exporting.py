@@ -49,6 +49,7 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
     )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
+    check_vocabulary(run, plan)
     sentences, references = text_to_certify_on(arguments, run)
     check_text(sentences, references, arguments.precision if run.signature.has_references else [])
     with write_folder_whole(folder) as aside:
@@ -120,6 +121,17 @@ def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
             require_held(model, precision)
         elif (format, precision) in REMADE:
             require_own_parts(model, format, precision)
+
+
+def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
+    """Raises RequestError if a format of the plan takes pieces of SentencePiece, and the run has others; tells what
+    the other formats do without.
+    """
+    if all(one.is_sentencepiece for one in run.tokenizers):
+        return
+    if "ctranslate2" in dict(plan):
+        raise RequestError("ctranslate2 takes SentencePiece's pieces; this run has another vocabulary: leave it out")
+    say("left out: artefacts that take text: no runtime has an operator for this vocabulary; tokenizer.json is written")
 
 
 def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:

@@ -141,7 +141,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     options.expect({**SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
     controls = _control_ids(ids, options)
-    search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
+    search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown}, {})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
     config = bart_config(options) | {

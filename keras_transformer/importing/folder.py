@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -206,7 +207,7 @@ class Options:
         return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
 
 
-def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Config = {}) -> Config:
+def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Mapping[str, object]) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less

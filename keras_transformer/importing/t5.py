@@ -57,7 +57,7 @@ def read(folder: ModelFolder) -> Imported:
     options.expect(FIXED)
     vocabulary, control = _vocabulary(folder, options)
     never = {*vocabulary.ids[: vocabulary.num_control_ids]} - {control.end}
-    search = search_of(folder, options, control.end, never)
+    search = search_of(folder, options, control.end, never, {})
     file = open_weights(folder)
     ties = options.switch("tie_word_embeddings", True)
     is_scaled = options.switch("scale_decoder_outputs", ties)

@@ -108,7 +108,8 @@ class Generator(Pipeline):
         return {"answer_length": self.answer_length} if self.answer_length else {}
 
     def about(self) -> dict[str, str]:
-        return {"answer_length": str(self.answer_length)} if self.answer_length else {}
+        answers = {"answer_length": str(self.answer_length)} if self.answer_length else {}
+        return answers if self.tokenizer.has_start else {**answers, "has_start": "no"}
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None
