@@ -11,6 +11,7 @@ deviations of pixels.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,9 @@ OF_THE_POOLER = {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
     "pooler_type",
 }  # fmt: skip
+MODULES = "modules.json"  # sentence-transformers'
+# Whether the vector of a text is its first state, by the name of the pooling.
+POOLINGS = {"mean_tokens": False, "mean": False, "cls_token": True, "cls": True}
 PROCESSOR = "preprocessor_config.json"
 # Options of the processor with the one value that images are read with here, see `read_image`.
 PROCESSOR_FIXED: Config = {
@@ -91,6 +95,7 @@ def read_bert(folder: ModelFolder) -> Imported:
         "num_control_ids": len(SPECIAL),
         "num_labels": len(labels) or None,
         "head_layer": fills or bool(labels),
+        **_vectors(folder),
     }
     num_segments = options.size("type_vocab_size", 2)
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
@@ -103,6 +108,32 @@ def read_bert(folder: ModelFolder) -> Imported:
         folder, ids, has_ends=True, has_mask=fills
     )  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), labels=labels)
+
+
+def _vectors(folder: ModelFolder) -> Config:
+    """How the states of a text become its vector, as the files of sentence-transformers say.
+
+    Raises:
+        RequestError: the folder has other modules, or another pooling than the mean and the first state.
+    """
+    if not folder.has(MODULES):
+        return {}
+    try:
+        modules = json.loads(folder.read(MODULES, MAX_VOCABULARY_BYTES))
+        names = {each["type"].rpartition(".")[2]: each["path"] for each in modules}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"{folder.path / MODULES} is damaged: {error!r:.100}; download it again") from error
+    if unknown := sorted({*names} - {"Transformer", "Pooling", "Normalize"}):
+        raise RequestError(f"{folder.path / MODULES}: expected no modules but pooling; received {unknown[0]!r:.60}")
+    if "Pooling" not in names:
+        return {}
+    name = f"{names['Pooling']}/config.json"
+    options = folder.json(name)
+    modes = [mode for mode, is_on in options.items() if mode.startswith("pooling_mode") and is_on]
+    mode = options.get("pooling_mode", modes[0]) if len(modes) == 1 else modes
+    if not isinstance(mode, str) or mode.removeprefix("pooling_mode_") not in POOLINGS:
+        raise RequestError(f"{folder.path / name}: expected the mean or the first state alone; received {mode!r:.60}")
+    return {"first_state": POOLINGS[mode.removeprefix("pooling_mode_")], "unit_vectors": "Normalize" in names}
 
 
 def _ids(folder: ModelFolder, size: int) -> list[int]:

@@ -17,7 +17,7 @@ from keras_transformer.tasks import TASKS
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
     "target.spm", "spiece.model", "added_tokens.json", "preprocessor_config.json", "tokenizer.json", "merges.txt",
-    "vocab.txt",
+    "vocab.txt", "modules.json", "1_Pooling/config.json",
 ]  # fmt: skip
 WEIGHTS = ["model.safetensors", "pytorch_model.bin"]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.

@@ -9,14 +9,20 @@ from tests.importing.theirs import SIZE, WORDS, write
 
 FORMATS = {
     ("gpt2", "onnx"): {"onnx/generate.onnx", "onnx/step.onnx"},
-    ("bert-tokens", "saved_model"): {"saved_model"},
+    ("bert-tokens", "onnx"): {"onnx/fill.onnx"},
+    ("bert-labels", "saved_model"): {"saved_model"},
 }
 
 
 @pytest.mark.parametrize(("kind", "format"), FORMATS)
 def test_an_export_takes_ids_and_holds(kind, format, tmp_path, capsys):
     run, out, text = (tmp_path / name for name in ("run", "export", "text"))
-    assert main(["import", str(write(kind, tmp_path / "model")), str(run)]) == 0
+    folder = write(kind, tmp_path / "model")
+    modules = [{"path": name, "type": f"models.{name}"} for name in ("Pooling", "Normalize")]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    assert main(["import", str(folder), str(run)]) == 0
     words = [word for word in WORDS if word[0] != "["] if kind.startswith("bert") else [*map(str, range(3, SIZE - 1))]
     text.write_text("".join(f"{' '.join(words[place : place + 6])}\n" for place in range(20)))
     asked = ["export", str(run), "--format", format, "--out", str(out), "--sentences", str(text)]

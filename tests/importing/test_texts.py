@@ -1,5 +1,6 @@
 """Models whose vocabulary is a tokenizer of Hugging Face's take and give text, and become runs."""
 
+import io
 import json
 import re
 import shutil
@@ -137,7 +138,7 @@ def test_lists_of_tokens_and_merges(kind, special, tmp_path):
         read_huggingface(folder)
 
 
-def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly):
+def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly, monkeypatch, capsys):
     translator: Any = keras_transformer.import_huggingface(write("bart", tmp_path))
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     assert translator.source_tokenizer.encode(["4 49 3", "", "5 2 5 1"]) == [
@@ -151,6 +152,10 @@ def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly):
         np.testing.assert_array_equal(table[: len(theirs)], theirs)
         assert (table[len(theirs) :] == theirs[-1]).all(), "positions beyond the last have the last vector"
     assert translator.max_source_length == 27
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"4 49 3\n9 8 7\n")))
+    assert main(["translate", str(tmp_path / "run"), "--engine", "onnx"]) == 0
+    assert capsys.readouterr().out.splitlines() == translator.translate(["4 49 3", "9 8 7"])
 
 
 @pytest.mark.parametrize(("kind", "start"), [("gpt2", 59), ("llama", 1)])
@@ -264,3 +269,33 @@ def test_a_tokenizer_that_is_damaged_is_named(tmp_path):
             read_huggingface(folder)
     shutil.rmtree(folder)
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(("mode", "is_unit"), [("mean_tokens", True), ("cls_token", False)])
+def test_vectors_are_as_the_files_of_sentence_transformers_say(mode, is_unit, tmp_path):
+    folder = write("bert", tmp_path / "model")
+    plain: Any = keras_transformer.import_huggingface(folder)
+    types = ["Transformer", "Pooling", *["Normalize"] * is_unit]
+    home = "sentence_transformers.models"
+    modules = [{"path": f"{place}_{type}", "type": f"{home}.{type}"} for place, type in enumerate(types)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    modes = {"word_embedding_dimension": 8, f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    texts = ["the dog", "w1 w2 w3 w4 w5"]
+    states = [np.array(plain.model.states(np.array([plain.ids(text)])))[0] for text in texts]
+    expected = [each.mean(0) if mode == "mean_tokens" else each[0] for each in states]
+    expected = [each / np.linalg.norm(each) if is_unit else each for each in expected]
+    found = keras_transformer.load_classifier(tmp_path / "run").embed(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**modes, "pooling_mode_max_tokens": True}))
+    with pytest.raises(RequestError, match="expected the mean or the first state alone; received .*max_tokens"):
+        read_huggingface(folder)
+    (folder / "modules.json").write_text(json.dumps([*modules, {"path": "3", "type": f"{home}.Dense"}]))
+    with pytest.raises(RequestError, match="expected no modules but pooling; received 'Dense'"):
+        read_huggingface(folder)
+    for content in ("{}x", "[1]", '[{"type": 1, "path": ""}]'):
+        (folder / "modules.json").write_text(content)
+        with pytest.raises(RequestError, match="is damaged"):
+            read_huggingface(folder)

@@ -109,7 +109,7 @@ class Classifier(Pipeline):
             yield from self._computations.run(LabelProbs(), self._ids(some))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
-        """A vector for each text, (N, D) float32: the mean of its states."""
+        """A vector for each text, (N, D) float32: the mean of its states, or what else the model takes for it."""
         rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 
