@@ -15,12 +15,13 @@ from keras_transformer.__main__ import main
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
 from tests.graphs import search_eagerly
 from tests.importing.text_models import BART, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
 from tests.importing.theirs import SIZE, WORDS, change, tensors_of, tokenizer_of_ids, write
+from tests.training.runs import begun
 
 BERT_IDS = {"[PAD]": 0, "[UNK]": 3, "[CLS]": 4, "[SEP]": 5, "[MASK]": 6}
 GREEDY = SearchOptions(num_beams=1)
@@ -299,3 +300,20 @@ def test_vectors_are_as_the_files_of_sentence_transformers_say(mode, is_unit, tm
         (folder / "modules.json").write_text(content)
         with pytest.raises(RequestError, match="is damaged"):
             read_huggingface(folder)
+
+
+def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", str(write("bert-tokens", tmp_path / "model")), "filling"]) == 0
+    Path("text").write_text("the dog w1 w2\nw3 w4 the w5\n" * 40)
+    Path("labelled").write_text("".join(f"yes\tthe dog w{place}\nno\tw3 w{place}\n" for place in range(40)))
+    parent: Any = load_model("filling")
+    for task, text in (("masked-tokens", "text"), ("classification", "labelled")):
+        flags = f"--task {task} --text {text} --steps 1 --devices cpu --out {task} --init-from filling"
+        made: Any = begun(tmp_path, flags)
+        assert Path(task, "tokenizer.json").read_bytes() == Path("filling/tokenizer.json").read_bytes()
+        ids = np.array([[START, 8, 9, END]])
+        np.testing.assert_allclose(made.model.states(ids), parent.states(ids), atol=1e-6)
+        assert made.model.head_layer is not None
+        is_same = np.array_equal(made.model.head_layer.kernel, parent.head_layer.kernel)
+        assert is_same == (task == "masked-tokens"), "before labels stands another layer"
