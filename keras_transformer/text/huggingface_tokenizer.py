@@ -178,6 +178,7 @@ def library_tokenizer(text: str) -> Any:
     library = tokenizers_library()
     try:
         tokenizer = library.Tokenizer.from_str(text)
+        tokenizer.encode(NO_CHARACTER)  # which it may not know, and then it must know what is unknown
     except Exception as error:  # the library raises no other
         raise ValueError(f"it is damaged or no tokenizer.json: {' '.join(str(error).split())[:200]}") from error
     tokenizer.no_truncation()
