@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from benchmarks.contest import at_least_one, in_process
 from keras_transformer.errors import exit_status
 from keras_transformer.text.batch_sampler import BatchPlan, Place, TokenizedCorpus, dataset, generator
 from keras_transformer.text.subword_sampling import SubwordSampler
-from keras_transformer.text.tokenizer import PAD, Tokenizer, lines_of
+from keras_transformer.text.tokenizer import PAD, Tokenizer
 
 WORDS = 20_000
 MEAN_WORDS = 24
@@ -61,7 +61,7 @@ def memory_mib() -> dict[str, int]:
 
 def train_tokenizer(folder: Path, pairs: int) -> dict[str, Any]:
     """Trains a joint vocabulary on the first lines."""
-    sample = islice(lines_of(synthetic_pairs(pairs)), 100_000)
+    sample = islice(chain.from_iterable(synthetic_pairs(pairs)), 100_000)
     Tokenizer.train(sample, min(VOCABULARY_SIZE, 100 + pairs // 10)).save(folder / "tokenizer.model")
     return {}
 

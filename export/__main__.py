@@ -28,7 +28,7 @@ EXPORT_ALONE = {
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
     "huggingface",
-    "items.txt", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
+    "items.txt", "tokenizer.json", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
 

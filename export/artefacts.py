@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.decoding.search_options import Decoding as Decoding
-from keras_transformer.decoding.signatures import Signature
+from keras_transformer.decoding.signatures import Signature, of_ids_alone
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.making import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference, parts_of
-from keras_transformer.run_folder import read_config
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_named, task_of
 from keras_transformer.text.tokenizer import Tokenizer, plain
 from keras_transformer.version import __version__
@@ -65,7 +65,8 @@ class TrainedRun:
     @property
     def signature(self) -> type[Signature]:
         """What its artefacts take and give."""
-        return TASKS[self.pipeline.task].signature(self.pipeline.about())
+        signature: Any = TASKS[self.pipeline.task].signature(self.pipeline.about())
+        return signature if all(one.is_sentencepiece for one in self.tokenizers) else of_ids_alone(signature)
 
     def decoding(self, n_best: int | None = None, **given: object) -> Decoding:
         """The options of a search, the model's own where none are given, or None is.
@@ -251,7 +252,12 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
         for name, suffix, format, takes in known_files()
         for precision in PRECISIONS
     ]
-    found = [artefact for artefact in candidates if artefact.path.exists()]
+    takes_ids = RunFolder(folder).foreign_tokenizer.is_file()
+    found = [
+        replace(artefact, takes="ids") if takes_ids and artefact.takes == "text" else artefact
+        for artefact in candidates
+        if artefact.path.exists()
+    ]
     halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
     return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]
 

@@ -54,6 +54,7 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
     )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
+    check_vocabulary(run, plan)
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
         with write_folder_whole(folder) as aside:
             write_artefacts(run, aside, decoding, plan)
@@ -132,6 +133,17 @@ def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
             require_form(model)
         elif (format, precision) in REMADE:
             require_own_parts(model, format, precision)
+
+
+def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
+    """Raises RequestError if a format of the plan takes pieces of SentencePiece, and the run has others; tells what
+    the other formats do without.
+    """
+    if all(one.is_sentencepiece for one in run.tokenizers):
+        return
+    if "ctranslate2" in dict(plan):
+        raise RequestError("ctranslate2 takes SentencePiece's pieces; this run has another vocabulary: leave it out")
+    say("left out: artefacts that take text: no runtime has an operator for this vocabulary; tokenizer.json is written")
 
 
 def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:

@@ -54,6 +54,8 @@ class RunFolder:
         self.valid_source = self.path / "validation.source"
         self.valid_target = self.path / "validation.target"
         self.valid_text = self.path / "validation.text"
+        self.joint_tokenizer = self.path / "tokenizer.model"
+        self.foreign_tokenizer = self.path / "tokenizer.json"
         self.items = self.path / "items.txt"
         self.valid_images = self.path / "validation.npz"
         self.cleaning = self.path / "cleaning.json"
@@ -76,14 +78,18 @@ class RunFolder:
             self.samples,
             self.tensorboard,
         ]
-        tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
+        tokenizers = {self.joint_tokenizer, self.foreign_tokenizer, *self.tokenizers(True)}
         return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
 
     def tokenizers(self, separate: bool) -> tuple[Path, Path]:
-        """The paths of the source's and the target's tokenizer. They are equal unless the vocabularies are separate."""
+        """The paths of the source's and the target's tokenizer. They are equal unless the vocabularies are separate.
+
+        A joint one may be a tokenizer of Hugging Face's: then its file is there.
+        """
         if separate:
             return self.path / "tokenizer.source.model", self.path / "tokenizer.target.model"
-        return self.path / "tokenizer.model", self.path / "tokenizer.model"
+        joint = self.foreign_tokenizer if self.foreign_tokenizer.is_file() else self.joint_tokenizer
+        return joint, joint
 
     @property
     def has_two_tokenizers(self) -> bool:
@@ -254,11 +260,11 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
     Raises:
         RequestError: a file is missing, damaged, or not of this size.
     """
-    from keras_transformer.text.tokenizer import Tokenizer
+    from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 
     paths = folder.tokenizers(separate=source_size is not None or folder.has_two_tokenizers)
-    source = Tokenizer.load(paths[0])
-    target = source if paths[0] == paths[1] else Tokenizer.load(paths[1])
+    source = load_tokenizer(paths[0])
+    target = source if paths[0] == paths[1] else load_tokenizer(paths[1])
     sizes = (source_size or target_size, target_size)
     for tokenizer, path, size in zip((source, target), paths, sizes, strict=True):
         if tokenizer.vocabulary_size != size:

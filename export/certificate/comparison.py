@@ -21,7 +21,7 @@ from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularie
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
-from keras_transformer.decoding.signatures import Searching
+from keras_transformer.decoding.signatures import Searching, of_ids_alone
 from keras_transformer.errors import RequestError, say
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
@@ -127,7 +127,9 @@ class KeptCertificate:
             self.config = json.loads(self.about["model"])
             self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
-            self.signature = TASKS[task].signature(self.about)
+            signature: Any = TASKS[task].signature(self.about)
+            takes_text = not RunFolder(folder).foreign_tokenizer.is_file()
+            self.signature = signature if takes_text else of_ids_alone(signature)
         except RequestError:
             raise
         except UNREADABLE as error:
@@ -156,7 +158,7 @@ class KeptCertificate:
         signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
         given = signature.stored_texts(stored, self.config)
         tokenizers: tuple[Tokenizer, ...] = ()
-        if signature.text_stem:
+        if signature.text_stem or folder.foreign_tokenizer.is_file():
             sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
             tokenizers = read_tokenizers(folder, *sizes)
         if issubclass(signature, Searching):

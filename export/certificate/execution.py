@@ -104,6 +104,7 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
         "length_penalty": decoding.length_penalty,
         "num_control_ids": expected.num_control_ids,
         "context": expected.context,
+        "has_start": expected.has_start,
     }
 
 
@@ -173,7 +174,7 @@ def environment(task: Task) -> dict[str, str]:
 def signatures_of(artefact: Artefact, signature: type[Signature]) -> list[str]:
     """The names of the signatures that an artefact has to have."""
     if artefact.format == "saved_model":
-        return ["serving_default", *["n_best"] * issubclass(signature, Searching)]
+        return ["serving_default", *["n_best"] * (issubclass(signature, Searching) and bool(signature.text_stem))]
     return [artefact.signature]
 
 

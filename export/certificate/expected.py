@@ -126,6 +126,7 @@ class Expected(ABC):
     decoding = Decoding()
     num_control_ids = 4
     context = 0
+    has_start = True  # whether a language model reads the start id before a prompt
     references: Sequence[str] | None = None
     has_model = True  # whether any answer can be scored
     tokenizers: Sequence[Tokenizer] = ()  # the tokenizers of what is read and of what is written

@@ -78,6 +78,9 @@ class GreedySearch:
         """Ids (B, S) → the ids (B, T) that are emitted, with their end unless they were cut; and scores (B,)."""
         memory = self.memory(ids)
         read = ids[:, :0] if self.encoders else ids  # a language model reads first
+        token_ids = np.full(len(ids), START, "int32")
+        if not self.encoders and not self.task["has_start"]:
+            token_ids, read = np.where(ids[:, 0] == PAD, START, ids[:, 0]), ids[:, 1:]
         num_read, limits = np.sum(read != PAD, axis=1), self.limits(read, memory)
         emitted = np.full((len(limits), max(1, *limits)), PAD, "int32")  # with what was read before it
         done, log_prob = limits == 0, np.zeros(len(limits), "float32")
@@ -87,7 +90,6 @@ class GreedySearch:
             binding.bind_ortvalue_input(name, value)
         places = {"logits": "cpu"} | {name.replace("past_", "present_"): self.device for name in names}
         past = [on_device(nothing_yet(argument, len(ids)), self.device) for argument in self.pasts]
-        token_ids = np.full_like(limits, START)
         for index in range(max(limits)):
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(names, past, strict=True)

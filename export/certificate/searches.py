@@ -53,6 +53,7 @@ class ExpectedSearch(Expected):
         self.model, self.vocabularies, self.decoding, self.references = model, model.vocabularies, decoding, references
         self.num_control_ids, self.context, self.has_model = model.num_control_ids, model.context, model.has_model
         self.tokenizers = self.vocabularies.source, self.vocabularies.target
+        self.has_start = self.vocabularies.source.has_start
         self.hypotheses = model.hypotheses()
         self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in self.hypotheses]
 

@@ -247,14 +247,16 @@ def import_model(arguments: argparse.Namespace) -> None:
 def write_imported(folder: str, arguments: argparse.Namespace, validation: Config) -> None:
     """Writes the model in a folder as a run."""
     from keras_transformer.importing.huggingface import read_huggingface
-    from keras_transformer.importing.pieces import NO_RUN, IdTokenizer
 
     imported, several = read_huggingface(folder), of_tasks()
-    task, has_ids = imported.task, any(isinstance(one.tokenizer, IdTokenizer) for one in imported.vocabularies)
+    task = imported.task
     refuse_foreign(arguments, task, {one: its.add_options for one, its in several.items()})
-    if has_ids or task not in several:
-        raise RequestError(f"{folder}: {NO_RUN}")
-    several[task].write(imported, arguments, validation[task])
+    if task in several:
+        several[task].write(imported, arguments, validation[task])
+        return
+    pipeline = TASKS[task].module("pipeline").imported(imported)
+    pipeline.save(arguments.run, overwrite=arguments.overwrite)
+    say(f"wrote {arguments.run}: {pipeline.model.count_params():,} parameters, a run of --task {task}")
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:

@@ -206,10 +206,13 @@ class Start(NamedTuple):
 
 
 def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
-    """The start over source ids (B, S) with beginnings (B, L) and K beams; a language model has no source."""
+    """The start over source ids (B, S) with beginnings (B, L) and K beams.
+
+    A language model has no source. It takes (B, 1) in its place, what stands before the beginnings.
+    """
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):
-        prompted = Prompted(model, prefix_ids)
+        prompted = Prompted(model, prefix_ids, source_ids[:, :1])
         return Start(prompted.step, prompted.init_cache(num_beams, max_length), None, num_read(prefix_ids))
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
     return Start(model.step, cache, prefix_ids, None)

@@ -173,11 +173,13 @@ class Prompted:
     Args:
         model: the language model.
         prompt_ids: (B, P), padded with 0.
+        first_ids: (B, 1) what stands at position 0, before the prompt; by default the start id.
     """
 
-    def __init__(self, model: FamilyModel, prompt_ids: Tensor):
+    def __init__(self, model: FamilyModel, prompt_ids: Tensor, first_ids: Tensor | None = None):
         self.model = model
-        self.prompt_ids = prompt_ids
+        self.num_first = 0 if first_ids is None else 1
+        self.prompt_ids = prompt_ids if first_ids is None else ops.concatenate([first_ids, prompt_ids], axis=1)
 
     def init_cache(self, num_beams: int, max_length: int | Tensor) -> Cache:
         """The cache of `step` at position 0: the model's own, and the prompts."""
@@ -188,7 +190,8 @@ class Prompted:
         """As the model's step."""
         own = {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
         prompt_ids = cache["sentences"]["prompt"]
-        before, here = (ops.cast(at(prompt_ids, place), token_ids.dtype) for place in (index - 1, index))  # (B, 1)
+        places = (index - 1 + self.num_first, index + self.num_first)
+        before, here = (ops.cast(at(prompt_ids, place), token_ids.dtype) for place in places)  # (B, 1)
         logits, own = self.model.step(ops.where(before == PAD, token_ids, before), own, index)
         placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
         logits = ops.where((here == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))

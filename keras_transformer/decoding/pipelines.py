@@ -17,7 +17,16 @@ from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_config, read_tokenizers
+from keras_transformer.run_folder import (
+    RunFolder,
+    check_place,
+    load_model,
+    main_verb,
+    read_config,
+    read_tokenizers,
+    twin_of,
+    write_run,
+)
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import string_of
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
@@ -262,7 +271,26 @@ class Pipeline:
         """Writes its vocabularies into a folder, under the file names of a run folder."""
         paths = RunFolder(folder).tokenizers(separate=len({*self.tokenizers}) > 1)
         for path, tokenizer in zip(paths, self.tokenizers, strict=False):
-            tokenizer.save(path)
+            tokenizer.save(path.with_suffix(tokenizer.suffix))
+
+    def sections(self) -> Config:
+        """What a run's config.json says of it, beside what all say."""
+        return {}
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes a run folder. The commands read it, and train.py takes it with --init-from.
+
+        Args:
+            folder: where to write; a new or empty folder.
+            overwrite: whether to replace a run that is in the folder.
+
+        Raises:
+            RequestError: the folder is not empty, or the configuration lacks a part of the model.
+        """
+        path = Path(folder)
+        check_place(path, overwrite)
+        sections = {"corpus": {}, **self.sections()}
+        write_run(path, self.task, twin_of(self.model), sections, lambda run: self.save_vocabularies(run.path))
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """The attentions of what a command line gives.

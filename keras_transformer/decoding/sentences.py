@@ -16,7 +16,7 @@ import numpy as np
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import longest
 from keras_transformer.text.lines import is_blank, strings_of
-from keras_transformer.text.tokenizer import END, PAD, SPACE, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
 Ids = list[int]
 
@@ -214,12 +214,8 @@ class UnreadCharacters:
 
     def look(self, lines: Iterable[str]) -> None:
         """Looks at further lines."""
-        alphabet = self.tokenizer.alphabet
         for line in lines:
-            if alphabet.issuperset(line) or is_blank(line):
-                continue
-            unread = [char for char in self.tokenizer.normalize(line) if char not in alphabet and char != SPACE]
-            if unread and UNKNOWN in self.tokenizer.encode([line])[0]:  # a tag has a piece, and bytes spell the rest
+            if not is_blank(line) and (unread := self.tokenizer.unread(line)):
                 self.num_lines += 1
                 self.characters.update(dict.fromkeys(unread))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -170,8 +171,8 @@ class Signature:
         raise NotImplementedError
 
     def named(self, ids: Tensor) -> Outputs:
-        """What the SavedModel of a model without text gives: `of_ids`, and the names of labels or items."""
-        raise NotImplementedError
+        """What a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
+        return self.of_ids(self.padded(ids))
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
@@ -231,6 +232,12 @@ class Signature:
     def stored_texts(cls, stored: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Any]:
         """The texts of what a certificate keeps."""
         return [one["text"] for one in stored]
+
+
+@cache
+def of_ids_alone(signature: type[Signature]) -> type[Signature]:
+    """The signature of a model whose vocabulary is not SentencePiece: no artefact takes its text."""
+    return type(signature.__name__, (signature,), {"text_stem": "", "__doc__": signature.__doc__})
 
 
 class Searching(Signature):

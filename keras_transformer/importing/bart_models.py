@@ -3,9 +3,9 @@
 BART (Lewis et al. 2020, arXiv 1910.13461) is the paper's model with gelu, learned positions from 2 on, encoder and
 decoder apart, a norm after the embedding, and biases in attention and on the logits.
 
-BART's byte-level BPE cuts text by rules that SentencePiece does not have, so lines are ids here, see `IdTokenizer`.
-Decoding starts with the end id, so the row of our start id is a copy of the end's. BART has no unknown text, so our
-unknown id is a copy of pad. Neither takes a probability.
+Text is cut by byte-level BPE, see `HuggingFaceTokenizer`. It puts BART's start before a text, which is a piece of text
+here; so a translation is made to begin with it too. Decoding starts with the end id, so the row of our start id is a
+copy of the end's. BART has no unknown text, so our unknown id is a copy of pad. Neither takes a probability.
 
 Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), such as OPUS-MT, is the paper's model with biases in attention
 and on the logits, mostly with swish in place of relu. The import changes two orders. Ids become ours: one order where
@@ -41,12 +41,12 @@ from keras_transformer.importing.pieces import (
     Vocabulary,
     count_ids,
     fixed_logits,
-    id_vocabulary,
     shared_vocabularies,
     source_vocabulary,
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
@@ -58,7 +58,7 @@ BART_FIXED: Config = {
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
 BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
-LACKING = ("forced_bos_token_id", "min_length", "no_repeat_ngram_size")  # nearly every BART asks for one of them
+LACKING = {"min_length": 0, "no_repeat_ngram_size": 0}  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
 # Options with the one value that the architecture has. Old files say them.
@@ -75,7 +75,9 @@ def read_bart(folder: ModelFolder) -> Imported:
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
-    search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, LACKING)
+    first = options.whole("bos_token_id", size - 1, 0)  # which the vocabulary puts before a translation
+    lacking = {**LACKING, "forced_bos_token_id": first}
+    search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, lacking)
     config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     try:
@@ -84,7 +86,7 @@ def read_bart(folder: ModelFolder) -> Imported:
         raise RequestError(f"{options.where}: {error}") from error
     file = open_weights(folder)
     weights = Weights(file, bart_layout(file, config, ids, size))
-    vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
+    vocabulary = text_vocabulary(folder, ids, has_ends=True)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), search)
 
 
@@ -167,7 +169,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     ids = _marian_ids(folder, options)
     _check_added(folder, ids)
     controls = _control_ids(ids, options)
-    search = search_of(folder, options, controls[1].end, {*controls[1]} - {controls[1].end})
+    search = search_of(folder, options, controls[1].end, {*controls[1]} - {controls[1].end}, {})
     source, target = _vocabularies(folder, ids, *controls)
     sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": None if ids.is_shared else len(source.ids)}
     config = marian_arguments(options) | sizes

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in Hugging Face's format: language models, which take and give ids.
+"""GPT-2 and Llama in Hugging Face's format: language models.
 
 GPT-2 (Radford et al. 2019) is the decoder alone, with pre-norm, gelu by its tangent form, learned positions, biases,
 and a tied output.

@@ -2,8 +2,8 @@
 
 BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone, with a head for labels, for masked tokens, or none.
 
-BERT's WordPiece is not SentencePiece, so lines are ids here, see `IdTokenizer`. Every text is of the first segment: the
-vector of that segment is added to those of all positions.
+Text is cut into WordPiece, see `HuggingFaceTokenizer`. Every text is of the first segment, whose vector is added to
+those of all positions.
 
 ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
 deviations of pixels.
@@ -11,6 +11,7 @@ deviations of pixels.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +30,9 @@ from keras_transformer.importing.layouts import (
     read_named,
     write_named,
 )
-from keras_transformer.importing.pieces import count_ids, id_vocabulary
+from keras_transformer.importing.pieces import count_ids
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
@@ -59,6 +61,9 @@ OF_THE_POOLER = {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
     "pooler_type",
 }  # fmt: skip
+MODULES = "modules.json"  # sentence-transformers'
+# Whether the vector of a text is its first state, by the name of the pooling.
+POOLINGS = {"mean_tokens": False, "mean": False, "cls_token": True, "cls": True}
 PROCESSOR = "preprocessor_config.json"
 # Options of the processor with the one value that images are read with here, see `read_image`.
 PROCESSOR_FIXED: Config = {
@@ -88,7 +93,7 @@ def read_bert(folder: ModelFolder) -> Imported:
     ids, num_control_ids = _ids(folder, size, fills)
     options.expect({"pad_token_id": ids[0]})
     sizes = {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
-    config = bert_arguments(options, len(labels), fills) | sizes
+    config = bert_arguments(options, len(labels), fills) | sizes | _vectors(folder)
     num_segments = options.size("type_vocab_size", 2)
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
     try:
@@ -96,7 +101,8 @@ def read_bert(folder: ModelFolder) -> Imported:
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
     weights = Weights(file, bert_layout(file, config, ids, size, num_segments))
-    vocabulary = id_vocabulary(ids, has_mask=fills)  # after the file has shown that it has a row for each
+    # After the file has shown that it has a row for each.
+    vocabulary = text_vocabulary(folder, ids, has_ends=True, has_mask=fills)
     return Imported(config, weights, (vocabulary,), labels=labels)
 
 
@@ -126,6 +132,32 @@ def bert_options(config: Config) -> Config:
 def complete_bert(config: Config) -> Config:
     """A complete configuration of our model. Raises ValueError as `family.complete`."""
     return {"kind": "encoder", **family.complete(config, "encoder")}
+
+
+def _vectors(folder: ModelFolder) -> Config:
+    """How the states of a text become its vector, as the files of sentence-transformers say.
+
+    Raises:
+        RequestError: the folder has other modules, or another pooling than the mean and the first state.
+    """
+    if not folder.has(MODULES):
+        return {}
+    try:
+        modules = json.loads(folder.read(MODULES, MAX_VOCABULARY_BYTES))
+        names = {each["type"].rpartition(".")[2]: each["path"] for each in modules}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"{folder.path / MODULES} is damaged: {error!r:.100}; download it again") from error
+    if unknown := sorted({*names} - {"Transformer", "Pooling", "Normalize"}):
+        raise RequestError(f"{folder.path / MODULES}: expected no modules but pooling; received {unknown[0]!r:.60}")
+    if "Pooling" not in names:
+        return {}
+    name = f"{names['Pooling']}/config.json"
+    options = folder.json(name)
+    modes = [mode for mode, is_on in options.items() if mode.startswith("pooling_mode") and is_on]
+    mode = options.get("pooling_mode", modes[0]) if len(modes) == 1 else modes
+    if not isinstance(mode, str) or mode.removeprefix("pooling_mode_") not in POOLINGS:
+        raise RequestError(f"{folder.path / name}: expected the mean or the first state alone; received {mode!r:.60}")
+    return {"first_state": POOLINGS[mode.removeprefix("pooling_mode_")], "unit_vectors": "Normalize" in names}
 
 
 def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:

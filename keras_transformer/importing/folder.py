@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -293,7 +293,7 @@ def _beginning(folder: ModelFolder, name: str) -> str:
         return file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
-def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()) -> Config:
+def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Mapping[str, object]) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less
@@ -304,7 +304,7 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
         config: the content of config.json. The options of the search are taken out of it.
         end: the id that ends a translation.
         never: the ids that our search never emits.
-        lacking: options of which a warning says that our search does not have them.
+        lacking: options of which a warning says that our search does not have them, with the values that it has.
 
     Raises:
         RequestError: the search does what ours does not.
@@ -314,7 +314,7 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
     if folder.has(GENERATION):
         options = options_of(folder, GENERATION)
     asked = {name: options.pop(name) for name in lacking}
-    if lost := [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (None, NEUTRAL_SEARCH[name])]:
+    if lost := [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (None, lacking[name])]:
         warn(f"{options.where}: our search has no {', no '.join(lost)}: its translations may be others than theirs")
     options.expect({**NEUTRAL_SEARCH, "forced_eos_token_id": end, "eos_token_id": end})
     banned = options.pop("bad_words_ids") or []

@@ -18,7 +18,7 @@ from keras_transformer.tasks import TASKS
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
-    "added_tokens.json", "preprocessor_config.json", "README.md", *LICENSES,
+    "added_tokens.json", "preprocessor_config.json", "modules.json", "1_Pooling/config.json", "README.md", *LICENSES,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.
@@ -97,9 +97,8 @@ def import_huggingface(folder: str | os.PathLike[str]) -> Any:
     """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian and T5, a generator
     of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
 
-    The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `Translator.save`
-    and `Recognizer.save` write a run folder. The text of BART, BERT, GPT-2 and Llama is lines of ids of their own
-    tokenizers, see `IdTokenizer`, and no run can be written of them.
+    The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `save` writes a run
+    folder.
 
     Args:
         folder: a folder with config.json, the weights (model.safetensors or pytorch_model.bin, or several files with

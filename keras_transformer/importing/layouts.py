@@ -18,8 +18,9 @@ from keras_transformer.importing.folder import (
     Options,
     options_of,
 )
-from keras_transformer.importing.pieces import NEVER, count_ids, id_vocabulary
+from keras_transformer.importing.pieces import NEVER, count_ids
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
@@ -206,7 +207,7 @@ def language_model(
         raise RequestError(f"{options.where}: {error}") from error
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
-    vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
+    vocabulary = text_vocabulary(folder, ids, has_ends=False)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,))
 
 

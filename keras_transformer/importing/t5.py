@@ -74,7 +74,7 @@ def read(folder: ModelFolder) -> Imported:
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
     never = {*vocabulary.ids[: vocabulary.num_control_ids], *range(max(vocabulary.ids) + 1, size)} - {control.end}
-    search = search_of(folder, options, control.end, never)
+    search = search_of(folder, options, control.end, never, {})
     file = open_weights(folder)
     ties = options.switch("tie_word_embeddings", True)
     is_scaled = options.switch("scale_decoder_outputs", ties)

@@ -16,6 +16,7 @@ from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
 LARGEST_PIXEL = 255.0
+SHORTEST = 1e-12  # a vector that is divided by its length
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -74,6 +75,7 @@ class Encoder(TokenModel):
         context_length: the most positions of `call`.
         num_labels: C, the number of labels. None gives each position logits of tokens.
         head_layer: whether a layer stands between the last state and the logits, as in BERT; see `HeadLayer`.
+        first_state, unit_vectors: see `vectors`.
         arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
 
     Call arguments:
@@ -115,8 +117,19 @@ class Encoder(TokenModel):
         return self.output_embedding.logits(states) if self.head is None else self.head(states)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The mean state (B, D) of the tokens of each text (B, S), float32."""
-        return mean_state(self.states(ids), ids)
+        """The vector (B, D) of each text (B, S), float32; see `vectors`."""
+        return self.vectors(self.states(ids), ids)
+
+    def vectors(self, states: Tensor, ids: Tensor) -> Tensor:
+        """States (B, S, D) of ids (B, S) → (B, D) float32: their mean, or the first, perhaps divided by its length.
+
+        As sentence-transformers has it (Reimers and Gurevych 2019, arXiv 1908.10084, section 3).
+        """
+        vectors = ops.cast(states[:, 0], "float32") if self._config["first_state"] else mean_state(states, ids)
+        if not self._config["unit_vectors"]:
+            return vectors
+        lengths = ops.sqrt(ops.sum(vectors * vectors, axis=-1, keepdims=True))
+        return vectors / ops.maximum(lengths, SHORTEST)
 
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
         inputs, labels, weights = super().symbolic_batch()

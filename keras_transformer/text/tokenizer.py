@@ -6,17 +6,18 @@ import io
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sentencepiece
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
 from keras_transformer.options import Config
-from keras_transformer.text.lines import string_of, strings_of, without_rare_characters
+from keras_transformer.text.lines import one_line, string_of, strings_of, valid_unicode, without_rare_characters
+from keras_transformer.text.lines import plain as plain
 from keras_transformer.text.normalization import DEFAULT_NORMALIZATION, NORMALIZATIONS, normalizer_of
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
@@ -28,7 +29,6 @@ LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
 SAME_SCORE = 1e-3  # two divisions of a text into pieces are as likely within this, in nats
 MODEL_TYPES = ("unigram", "bpe", "char")
-MAX_MODEL_BYTES = 16 * 2**20
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
 MAX_TRAINING_LINES = 400_000
 # In a script with thousands of characters, the rare ones would leave no room for longer pieces: if the alphabet is
@@ -69,6 +69,11 @@ class Tokenizer:
     Raises:
         ValueError: the bytes are not such a model, or its control ids are others.
     """
+
+    is_sentencepiece = True  # whether `model` is SentencePiece's: runtimes have operators for such vocabularies
+    suffix = ".model"  # its file's
+    max_bytes = 16 * 2**20
+    has_start = True  # whether a model of texts reads a start id before a text
 
     def __init__(self, model: bytes):
         self.model = model
@@ -184,7 +189,7 @@ class Tokenizer:
         return Tokenizer(model.SerializeToString(deterministic=True))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a model that `save` wrote.
 
         Raises:
@@ -193,8 +198,8 @@ class Tokenizer:
         """
         path = Path(path)
         try:
-            if path.stat().st_size > MAX_MODEL_BYTES:
-                raise ValueError(f"it is larger than {MAX_MODEL_BYTES // 2**20} MiB")
+            if path.stat().st_size > cls.max_bytes:
+                raise ValueError(f"it is larger than {cls.max_bytes // 2**20} MiB")
             return cls(path.read_bytes())
         except FileNotFoundError:
             raise RequestError(f"no tokenizer at {path}: check the path") from None
@@ -223,14 +228,22 @@ class Tokenizer:
         """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
         return self._processor.normalize(plain(string_of(line)))
 
+    def unread(self, line: str) -> list[str]:
+        """The characters of a line that are read as unknown."""
+        if self.alphabet.issuperset(line):
+            return []
+        unread = [char for char in self.normalize(line) if char not in self.alphabet and char != SPACE]
+        # A tag has a piece, and bytes spell the rest.
+        return unread if unread and UNKNOWN in self.encode([line])[0] else []
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of ids up to its end id, without pad and start. It is always one line."""
-        texts = self._processor.decode([_until_end(row) for row in ids])
-        return [_one_line(text).strip() for text in texts]
+        texts = self._processor.decode([until_end(row) for row in ids])
+        return [one_line(text).strip() for text in texts]
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of the pieces of a text of any number of lines, for a vocabulary with `has_line_breaks`."""
-        return self._processor.encode(_valid_unicode(string_of(text).replace("\0", " ")))
+        return self._processor.encode(valid_unicode(string_of(text).replace("\0", " ")))
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
@@ -275,20 +288,6 @@ class Tokenizer:
         return piece.replace(SPACE, " ").encode()
 
 
-def plain(line: str) -> str:
-    """The line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
-    return _valid_unicode(_one_line(line))
-
-
-def _valid_unicode(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
-def _one_line(text: str) -> str:
-    # Three passes in C: `translate` is thirty times slower on text that is not ASCII.
-    return text.replace("\0", " ").replace("\n", " ").replace("\r", " ")
-
-
 def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
     if not model:
         raise ValueError("it is empty")
@@ -305,7 +304,8 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def _until_end(ids: Sequence[int]) -> list[int]:
+def until_end(ids: Sequence[int]) -> list[int]:
+    """The ids up to the end id, without pad and start."""
     kept: list[int] = []
     for id in map(int, ids):
         if id == END:
@@ -389,9 +389,3 @@ def _training_error(reason: str, vocabulary_size: int) -> RequestError:
     if "sentences_.empty()" in reason or "all_chars_count" in reason:
         return RequestError("no text to train a vocabulary from: every line is empty; check the training files")
     return RequestError(f"SentencePiece could not train a vocabulary of {vocabulary_size}: {reason}")
-
-
-def lines_of(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The lines of both sides of a stream of pairs, for a joint vocabulary."""
-    for pair in pairs:
-        yield from pair

@@ -132,11 +132,15 @@ def _begin(run: Run, model: FamilyModel) -> None:
 
 
 def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> None:
-    """Gives a model the weights of its parent. A head, and its layer, are inherited if the labels are the same."""
+    """Gives a model the weights of its parent. A head for labels is inherited if the labels are the same, and the layer
+    before a head if both have labels, or neither.
+    """
+    has_labels = [getattr(one, "num_labels", None) is not None for one in (model, parent)]
+    names = [*["head"] * (not has_same_labels), *["head_layer"] * (has_labels[0] != has_labels[1])]
 
     def inherited(one: FamilyModel) -> list[Any]:
-        heads = [] if has_same_labels else [getattr(one, name, None) for name in ("head", "head_layer")]
-        own = {id(variable) for head in heads if head is not None for variable in head.variables}
+        heads = [head for name in names if (head := getattr(one, name, None)) is not None]
+        own = {id(variable) for head in heads for variable in head.variables}
         return [variable for variable in one.trainable_variables if id(variable) not in own]
 
     for mine, theirs in zip(inherited(model), inherited(parent), strict=True):

@@ -19,6 +19,7 @@ from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair, directions, mixed
+from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -233,9 +234,9 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) ->
     """The vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
     settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
     if run.is_resumed and path.is_file():
-        return Tokenizer.load(path)
+        return load_tokenizer(path)
     if settings.init_from:
-        tokenizer = Tokenizer.load(RunFolder(settings.init_from).tokenizers(separate=False)[0])
+        tokenizer = load_tokenizer(RunFolder(settings.init_from).tokenizers(separate=False)[0])
     elif settings.tokenizer:
         tokenizer = Tokenizer.load(settings.tokenizer)
     else:
@@ -251,12 +252,17 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) ->
                 f"{settings.tokenizer or settings.init_from}"
             )
     if run.is_chief:
-        tokenizer.save(path)
+        tokenizer.save(path.with_suffix(tokenizer.suffix))
     return tokenizer
 
 
 def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     tokenizers = _tokenizers_of(run, tags)
+    if run.settings.sampling and not tokenizers.source.is_sentencepiece:
+        raise RequestError(
+            f"--sampling draws among the pieces of SentencePiece; {run.settings.init_from} has another vocabulary: "
+            "leave it out"
+        )
     if missing := [tag for tag in tags if tag not in tokenizers.source.tags]:
         raise RequestError(
             f"expected a vocabulary with the tag {missing[0]} as one piece; received that of "
@@ -268,9 +274,9 @@ def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
 def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
     settings, folder = run.settings, run.folder
     if run.is_resumed and all(path.is_file() for path in _files(folder, settings)):
-        return Tokenizers(*map(Tokenizer.load, _files(folder, settings)))
+        return Tokenizers(*map(load_tokenizer, _files(folder, settings)))
     if settings.init_from:
-        tokenizers = Tokenizers(*map(Tokenizer.load, _files(RunFolder(settings.init_from), settings)))
+        tokenizers = Tokenizers(*map(load_tokenizer, _files(RunFolder(settings.init_from), settings)))
     elif settings.tokenizer:
         joint = Tokenizer.load(settings.tokenizer)
         tokenizers = Tokenizers(joint, joint)
@@ -280,7 +286,7 @@ def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
     if run.is_chief:
         are_two = settings.has_two_vocabularies or tokenizers.source.model != tokenizers.target.model
         for path, tokenizer in zip(folder.tokenizers(are_two), tokenizers, strict=True):
-            tokenizer.save(path)
+            tokenizer.save(path.with_suffix(tokenizer.suffix))
     return tokenizers
 
 

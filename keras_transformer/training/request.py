@@ -21,7 +21,7 @@ from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import Settings, TextSettings, flag_of, own_data
+from keras_transformer.training.common_settings import TOLD_BY_DATA, Settings, TextSettings, flag_of, own_data
 from keras_transformer.training.resolution import (
     describe_inheritance,
     model_arguments,
@@ -200,7 +200,7 @@ def _model_config(settings: Settings, parent: Config | None) -> Config:
     if settings.has_two_vocabularies:
         config["source_vocabulary_size"] = config["vocabulary_size"]
     if parent is not None:
-        inherited = ("source_vocabulary_size", "num_control_ids")
+        inherited = TOLD_BY_DATA - {"num_labels"}
         config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
     return {"kind": settings.kind, **family.complete(config, settings.kind)}
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.pieces import IdTokenizer
 from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
@@ -16,7 +15,9 @@ from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.pipeline import SearchOptions
+from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import Tokenizer
+from tests.importing.theirs import tokenizer_of_ids
 from tests.tiny_text import lines
 
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 1, "hidden_dim": 4, "intermediate_dim": 4}
@@ -69,11 +70,17 @@ def calls(translator, tokenizer, classifier):
     yield ["image.png", [3]], lambda wrong: recognizer.save("new", wrong)
     yield LISTS, lambda wrong: Recognizer(recognizer.model, wrong)
 
-    of_ids = IdTokenizer(tokenizer.model, range(60))
-    yield LISTS, tokenizer.encode, of_ids.encode, lambda wrong: Tokenizer.train(wrong, 60)
+    foreign = HuggingFaceTokenizer.of(tokenizer_of_ids("bart"), range(60), has_mask=True)
+    yield LISTS, tokenizer.encode, foreign.encode, lambda wrong: Tokenizer.train(wrong, 60)
     yield LISTS, lambda wrong: Tokenizer.train(["text"], 60, tags=wrong)
     yield NO_TEXTS, tokenizer.encode_text, tokenizer.encode_masked, tokenizer.normalize, tokenizer.is_ambiguous
-    yield NO_TEXTS, of_ids.encode_text, of_ids.encode_masked, lambda wrong: tokenizer.divisions(wrong, 2)
+    yield (
+        NO_TEXTS,
+        foreign.encode_text,
+        foreign.encode_masked,
+        foreign.normalize,
+        lambda wrong: tokenizer.divisions(wrong, 2),
+    )
 
 
 def test_what_is_no_text_is_refused_in_one_line_and_other_lists_of_strings_are_taken(translator, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
             "model.safetensors", "archive", "row", "model.safetensors.index.json",
         )),
         *((model, "config.json") for model in ("bart", "gpt2", "llama", "bert-labels", "vit")),
-        ("bert-labels", "tokenizer.json"), ("vit", "preprocessor_config.json"),
+        *((model, "tokenizer.json") for model in ("bert-labels", "bart", "gpt2")), ("vit", "preprocessor_config.json"),
         *(("t5", name) for name in (
             "config.json", "tokenizer_config.json", "added_tokens.json", "spiece.model", "tokenizer.json",
         )),

@@ -134,7 +134,7 @@ class Maker:
         self.expected["options"] = [*self.model.config.to_diff_dict()]  # that differ from what they are by default
 
     def make_tokenizer(self) -> Any:
-        """Saves the tokenizer, if it is not one of ids; puts its ids into the options of the model."""
+        """Saves the tokenizer; puts its ids into the options of the model."""
         tokenizer: Any = None
         if self.kind.startswith("marian"):
             files = marian_files(self.kind)
@@ -168,6 +168,8 @@ class Maker:
             names = [name for name in ("ViTImageProcessorPil", "ViTImageProcessor") if hasattr(self.library, name)]
             make = getattr(self.library, names[0])  # the one that resizes by Pillow
             tokenizer = make(size={"height": IMAGE, "width": IMAGE}, image_std=[0.2, 0.3, 0.4])
+        else:
+            (self.folder / "tokenizer.json").write_text(tokenizer_of_ids(self.kind))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(self.folder))
         return tokenizer
@@ -271,9 +273,26 @@ class Maker:
         return {"images": [image.tolist() for image in images], "pixels": inputs.tolist(), "logits": logits}
 
 
+def tokenizer_of_ids(kind: str) -> str:
+    """A tokenizer.json whose words are ids. BART's puts 0 before a text and 2 behind it, Llama's puts 1 before it."""
+    around = {"bart": ("0", "2"), "llama": ("1", "")}.get(kind.partition("-")[0], ("", ""))
+    single: list[Any] = [{"SpecialToken": {"id": word, "type_id": 0}} for word in around if word]
+    single.insert(bool(around[0]), {"Sequence": {"id": "A", "type_id": 0}})
+    special = {word: {"id": word, "ids": [int(word)], "tokens": [word]} for word in around if word}
+    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    model = {"type": "WordLevel", "vocab": {str(id): id for id in range(SIZE)}, "unk_token": "3"}
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": template if special else None, "decoder": None,
+        "model": model,
+    })  # fmt: skip
+
+
 def unpack(kind: str, folder: Path) -> dict[str, Any]:
     """Writes the files of a stored model into a folder; returns what transformers computed with it."""
     folder.mkdir(parents=True, exist_ok=True)
+    if kind.startswith(("bart", "gpt2", "llama")):
+        (folder / "tokenizer.json").write_text(tokenizer_of_ids(kind))
     for path, content in _stored()[kind].items():
         (folder / path).write_bytes(content)
     expected = json.loads((folder / "expected").read_text(encoding="utf-8"))

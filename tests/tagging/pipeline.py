@@ -1,13 +1,12 @@
 """From a text to the tags of its words."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers, twin_of, write_run
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification.batches import with_ends
 from tests.tagging.training import FIRST_TAG
@@ -43,10 +42,8 @@ class Tagger(Pipeline):
             place += len(self.tokenizer.encode([word])[0])
         return tags
 
-    def save(self, folder: Path) -> None:
-        """Writes a run folder."""
-        sections = {"labels": self.tags, "corpus": {}}
-        write_run(folder, self.task, twin_of(self.model), sections, lambda run: self.save_vocabularies(run.path))
+    def sections(self) -> dict[str, Any]:
+        return {"labels": self.tags}
 
     def about(self) -> dict[str, str]:
         return {"tags": " ".join(self.tags)}

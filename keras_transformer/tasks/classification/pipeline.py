@@ -17,6 +17,7 @@ from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import UnreadCharacters, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.models.classifiers import Encoder
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
 from keras_transformer.tasks.classification.batches import with_ends
@@ -73,6 +74,9 @@ class Classifier(Pipeline):
     def names(self) -> Sequence[str]:
         return self.labels
 
+    def sections(self) -> Config:
+        return {"labels": self.labels} if self.labels else {}
+
     def about(self) -> dict[str, str]:
         return {"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}
 
@@ -105,7 +109,7 @@ class Classifier(Pipeline):
             yield from self._computations.run(LabelProbs(), self._ids(some))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
-        """A vector for each text, (N, D) float32: the mean of its states."""
+        """A vector for each text, (N, D) float32: the mean of its states, or what else the model takes for it."""
         rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 

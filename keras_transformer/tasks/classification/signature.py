@@ -20,7 +20,7 @@ from keras_transformer.decoding.signatures import (
     likeliest,
     permitted,
 )
-from keras_transformer.models.classifiers import Encoder, mean_state
+from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
@@ -47,7 +47,7 @@ class Labelling(Reading):
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, states = encoded(self.model, ids)
         logits = ops.cast(self.model.logits_of(states), "float32")
-        return {"probabilities": ops.softmax(logits), "vector": mean_state(states, ids)}
+        return {"probabilities": ops.softmax(logits), "vector": self.model.vectors(states, ids)}
 
     def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
         found = self.of_ids(between_ends(pieces))

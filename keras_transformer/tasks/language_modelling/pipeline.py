@@ -22,6 +22,7 @@ from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
 from keras_transformer.models.stack_models import LanguageModel
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
@@ -103,8 +104,12 @@ class Generator(Pipeline):
     def longest_answer(self) -> int | None:
         return self.answer_length
 
+    def sections(self) -> Config:
+        return {"answer_length": self.answer_length} if self.answer_length else {}
+
     def about(self) -> dict[str, str]:
-        return {"answer_length": str(self.answer_length)} if self.answer_length else {}
+        answers = {"answer_length": str(self.answer_length)} if self.answer_length else {}
+        return answers if self.tokenizer.has_start else {**answers, "has_start": "no"}
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None
@@ -174,6 +179,8 @@ class Generator(Pipeline):
         while not row.is_done(max_tokens):
             self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
             text = self.text_of(row.added)
+            # Bytes may spell a part of a character yet.
+            text = text if row.is_done(max_tokens) else text.rstrip("\N{REPLACEMENT CHARACTER}")
             yield text[len(told) :]
             told = text
 
@@ -235,12 +242,14 @@ class Generator(Pipeline):
         if self.answer_length is not None:
             added = self.search_ids([ids], self._usual_options())[0][0].ids if answer is None else self.ids_of(answer)
             ids = [*ids, *(id for id in added if id != END)]
-        return text_attention(self.model, [START, *ids], self.tokenizer)
+        first, rest = self.begun_by(ids)
+        return text_attention(self.model, [first, *rest], self.tokenizer)
 
     def log_probs(self, read: Sequence[Sequence[int]], added: Sequence[Sequence[int]]) -> list[float]:
         """log P of the ids that are added to each prompt, in ids."""
-        texts = [[START, *prompt, *ids][:-1] for prompt, ids in zip(read, added, strict=True)]
-        labels = [[*[PAD] * len(prompt), *ids] for prompt, ids in zip(read, added, strict=True)]
+        prompts = [self.begun_by(prompt) for prompt in read]
+        texts = [[first, *rest, *ids][:-1] for (first, rest), ids in zip(prompts, added, strict=True)]
+        labels = [[*[PAD] * len(rest), *ids] for (_, rest), ids in zip(prompts, added, strict=True)]
         (found,) = self._computations.run(TextLogProbs(), padded(texts), padded(labels))
         return found.tolist()
 
@@ -251,8 +260,20 @@ class Generator(Pipeline):
         return self.tokenizer.encode([text])[0]
 
     def ids_of_prompt(self, prompt: str) -> Ids:
-        """The ids of a prompt, of any length; behind one to answer stands the separator."""
-        return self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
+        """The ids of a prompt, of any length; behind one to answer stands the separator.
+
+        If the vocabulary puts no start before a text, an empty prompt is the start alone.
+        """
+        ids = self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
+        return ids or [START] * (not self.tokenizer.has_start)
+
+    def begun_by(self, ids: Sequence[int]) -> tuple[int, Ids]:
+        """What the model reads at position 0, and what follows: the start id and a prompt, or the prompt alone if the
+        vocabulary puts no start before a text.
+        """
+        if self.tokenizer.has_start or not ids:
+            return START, [*ids]
+        return ids[0], [*ids[1:]]
 
     def fitting(self, ids: Ids) -> Ids:
         """What the model reads of the ids of a prompt."""
@@ -306,7 +327,8 @@ class Generator(Pipeline):
 
     def _grow(self, rows: Sequence[_Row], max_tokens: int, options: SearchOptions) -> None:
         """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
-        contexts = [self._context(row.ids) for row in rows]
+        starts = [self.begun_by(self._context(row.ids)) for row in rows]
+        contexts = [ids for _, ids in starts]
         most = self.model.context_length
         limits = np.array(
             [min(most, len(ids) + max_tokens - row.num_added) for ids, row in zip(contexts, rows, strict=True)], "int32"
@@ -315,7 +337,7 @@ class Generator(Pipeline):
         for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
             numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
         summed = replace(options, length_penalty=0.0)  # one beam finds the same text, and the parts of log P add up
-        for row, ids, *found in zip(rows, contexts, *self._run(contexts, limits, summed, uniforms), strict=True):
+        for row, ids, *found in zip(rows, contexts, *self._run(starts, limits, summed, uniforms), strict=True):
             added = [int(id) for id in found[0][0, len(ids) :] if id != PAD]
             row.ids.extend(added)
             row.num_added += len(added)
@@ -330,21 +352,22 @@ class Generator(Pipeline):
                 )
 
     def _in_context(self, begun: list[Ids], max_tokens: int, options: SearchOptions) -> list[list[Continuation]]:
-        limits = np.array([min(len(ids) + max_tokens, self.model.context_length) for ids in begun], "int32")
+        starts = [self.begun_by(ids) for ids in begun]
+        limits = np.array([min(len(ids) + max_tokens, self.model.context_length) for _, ids in starts], "int32")
         return [
             [
                 self._continuation([int(id) for id in row[len(ids) :] if id != PAD], float(score))
                 for row, score in zip(rows, scores, strict=True)
             ]
-            for ids, rows, scores in zip(begun, *self._run(begun, limits, options), strict=True)
+            for (_, ids), rows, scores in zip(starts, *self._run(starts, limits, options), strict=True)
         ]
 
     def _run(
-        self, contexts: list[Ids], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
+        self, starts: list[tuple[int, Ids]], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
     ) -> list[np.ndarray]:
         """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
-        prefix_ids = padded(contexts, int(limits.max()))
-        arrays = (prefix_ids, limits, prefix_ids)
+        prefix_ids = padded([ids for _, ids in starts], int(limits.max()))
+        arrays = (np.array([[first] for first, _ in starts], "int32"), limits, prefix_ids)
         if options.sampling:  # each draw has a row
             return self._computations.run(decoding_of(replace(options, n_best=1)), *arrays, *uniforms)
         return self._computations.run(decoding_of(options), *arrays)

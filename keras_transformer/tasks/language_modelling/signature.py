@@ -30,7 +30,7 @@ from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.text.tokenizer import PAD, SEPARATOR
+from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
 SEARCHED_AT_ONCE = 32
 
@@ -54,7 +54,7 @@ class Continuation(Searching):
         return pieces.to_tensor(PAD)
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        return continue_ids(self.model, ids, decoding, self.index_dtype)
+        return continue_ids(self.model, ids, decoding, self.index_dtype, self.pipeline.tokenizer.has_start)
 
     @classmethod
     def searched(cls, pipeline: Generator, texts: Sequence[str], decoding: Decoding) -> Searched:
@@ -120,20 +120,25 @@ class Continued(Searched):
         return self.generator.fitting(self._prompts[place])
 
     def limit(self, place: int) -> int:
-        return min(self.decoding.max_length or self.context, self.context - len(self.read(place)))
+        _, rest = self.generator.begun_by(self.read(place))
+        return min(self.decoding.max_length or self.context, self.context - len(rest))
 
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         return self.generator.log_probs([self.read(place) for place in places], rows)
 
     def begun(self, place: int) -> Begun:
-        prompt = self.read(place)
-        prompted = Prompted(self.model, np.array([prompt], "int32").reshape(1, -1))
+        first, prompt = self.generator.begun_by(self.read(place))
+        prompted = Prompted(self.model, np.array([prompt], "int32").reshape(1, -1), np.array([[first]], "int32"))
         cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
         return Begun(prompted.step, cache, len(prompt))
 
 
 def continue_ids(
-    model: LanguageModel, prompt_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
+    model: LanguageModel,
+    prompt_ids: Tensor,
+    decoding: Decoding,
+    index_dtype: str | None = None,
+    has_start: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The generator's search in one context, from ids to ids.
 
@@ -143,6 +148,7 @@ def continue_ids(
             counts.
         decoding: the options of the search; `max_length` counts what is added, by default as much as the context holds.
         index_dtype: as for `beam_search`.
+        has_start: whether the model reads the start id before a prompt, and not before an empty one alone.
 
     Returns:
         ids (B, n_best, L) int32 of what is added, as from `translate_ids`; and scores (B, n_best) float32.
@@ -152,9 +158,13 @@ def continue_ids(
     lengths = num_read(prompt_ids)  # (B,)
     prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
     lengths = ops.where(lengths < context, lengths, context // 2)
+    first_ids = None
+    if not has_start:
+        first_ids = ops.where(prompt_ids[:, :1] == PAD, START, prompt_ids[:, :1])
+        prompt_ids, lengths = moved(prompt_ids, ops.minimum(lengths, 1)), ops.maximum(lengths - 1, 0)
     limits = ops.minimum(lengths + (decoding.max_length or context), context)
     max_length = longest_of(limits)
-    prompted = Prompted(model, prompt_ids)
+    prompted = Prompted(model, prompt_ids, first_ids)
     cache = prompted.init_cache(decoding.num_beams, max_length)
     ids, scores = beam_search(
         prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,

@@ -10,7 +10,6 @@ from keras_transformer.decoding.answers import Ranking, Seen
 from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.decoding.sentences import valid
 from keras_transformer.decoding.signatures import NUM_FILLS, VECTOR, Detokenize, Output, Outputs, between_ends
-from keras_transformer.models.classifiers import mean_state
 from keras_transformer.ops import Tensor
 from keras_transformer.tasks.classification.signature import Reading, encoded
 
@@ -27,11 +26,11 @@ class Filling(Reading):
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, states = encoded(self.model, ids)
         probabilities, pieces = likeliest_pieces(self.model, self.model.logits_of(states), NUM_FILLS)
-        return {"piece_ids": pieces, "probabilities": probabilities, "vector": mean_state(states, ids)}
+        return {"piece_ids": pieces, "probabilities": probabilities, "vector": self.model.vectors(states, ids)}
 
     def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
         ids, states = encoded(self.model, between_ends(pieces))
-        return {"vector": mean_state(states, ids)}
+        return {"vector": self.model.vectors(states, ids)}
 
     @classmethod
     def seen(cls, pipeline: Any, texts: Sequence[Any]) -> list[Seen]:

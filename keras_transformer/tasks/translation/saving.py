@@ -80,7 +80,7 @@ def _write_text(
 
     are_two = model_config(model)["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
     for path, tokenizer in zip(run.tokenizers(are_two), tokenizers, strict=True):
-        tokenizer.save(path)
+        tokenizer.save(path.with_suffix(tokenizer.suffix))
     if validation is not None:
         for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):
             write_text(path, "".join(f"{plain(line)}\n" for line in lines))

@@ -173,7 +173,9 @@ def chosen_decoder(
     arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool
 ) -> Callable[[], Decoder]:  # fmt: skip
     """What opens the decoder; the graphs of a run are built first if they are not there."""
-    run, with_halves = RunFolder(arguments.run), options.sampling or has_prefixes
+    run = RunFolder(arguments.run)
+    # A vocabulary of Hugging Face's may put a start before a translation, which is a prefix then.
+    with_halves = options.sampling or has_prefixes or run.foreign_tokenizer.is_file()
     if ExportFolder(run.path).is_export() and not run.is_run():
         if others_of(arguments):
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")

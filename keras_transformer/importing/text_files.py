@@ -1,0 +1,140 @@
+"""The files of Hugging Face's tokenizers: tokenizer.json, or the older lists of words and merges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import MAX_JSON_BYTES, ModelFolder, Options
+from keras_transformer.importing.pieces import Vocabulary
+from keras_transformer.options import Config
+from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
+
+WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What the older files do not say: the special tokens of BART and of GPT-2, and of BERT.
+BART_TOKENS = dict(zip(SPECIAL, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
+GPT2_TOKENS = dict.fromkeys(SPECIAL[:3], "<|endoftext|>")
+BERT_TOKENS = dict(zip(SPECIAL[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
+
+
+def text_vocabulary(folder: ModelFolder, ids: list[int], has_ends: bool, has_mask: bool = False) -> Vocabulary:
+    """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
+
+    Args:
+        folder: the model's folder.
+        ids: for each of our ids, the id in the model from outside.
+        has_ends: whether the model reads the end of a text, which its tokenizer must put there.
+        has_mask: whether our id 4 is the mask.
+
+    Raises:
+        RequestError: there is no file of a tokenizer, or it is damaged, or does not fit the model.
+    """
+    name, text = _tokenizer_of(folder)
+    try:
+        tokenizer = HuggingFaceTokenizer.of(text, ids, has_mask)
+        spelled = tokenizer.vocabulary_size and tokenizer.encode(["a"])
+    except ValueError as error:
+        raise RequestError(f"{folder.path / name}: {error}; download it again") from error
+    if not spelled:
+        raise RequestError(f"{folder.path / name}: expected a tokenizer of text; received one that reads nothing")
+    if has_ends and not tokenizer.has_end:
+        raise RequestError(f"{folder.path / name}: expected a tokenizer that puts an end behind a text; it does not")
+    return Vocabulary(tokenizer, ids)
+
+
+def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
+    """The name of the file of a tokenizer, and the text of a tokenizer.json."""
+    if folder.has(WHOLE):
+        try:
+            return WHOLE, folder.read(WHOLE, MAX_JSON_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{folder.path / WHOLE} is damaged: {error}; download it again") from error
+    for name, make in ((MERGED[0], _merged), (WORDS, _words)):
+        if folder.has(name):
+            try:
+                return name, make(folder)
+            except RequestError:
+                raise
+            except Exception as error:  # the library raises no other
+                reason = " ".join(str(error).split())[:200]
+                raise RequestError(f"{folder.path / name} is damaged: {reason}; download it again") from error
+    other = "; tokenizer.model alone does not do: save the tokenizer once with transformers"
+    raise RequestError(
+        f"expected a tokenizer, {WHOLE}, {' and '.join(MERGED)}, or {WORDS}; found none in {folder.path}: download "
+        f"it too{other if folder.has('tokenizer.model') else ''}"
+    )
+
+
+def _options(folder: ModelFolder) -> Options:
+    name = "tokenizer_config.json"
+    return Options(folder.json(name) if folder.has(name) else {}, str(folder.path / name))
+
+
+def _special(options: Options, usual: Config) -> dict[str, str]:
+    """The special tokens by their names in tokenizer_config.json."""
+    found = {}
+    for name, token in usual.items():
+        value = options.pop(name) or token
+        value = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(value, str):
+            raise options.refusal(name, value, "a text")
+        found[name] = value
+    return found
+
+
+def _merged(folder: ModelFolder) -> str:
+    """Byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of merges."""
+    library, options = tokenizers_library(), _options(folder)
+    vocab = folder.json(MERGED[0])
+    merges = folder.read(MERGED[1], MAX_JSON_BYTES).decode("utf-8").splitlines()
+    pairs = [tuple(line.split(" ")) for line in merges if line and not line.startswith("#version")]
+    tokenizer = library.Tokenizer(library.models.BPE(vocab=vocab, merges=pairs, fuse_unk=False))
+    space = options.switch("add_prefix_space", False)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    is_bart = BART_TOKENS["eos_token"] in vocab
+    tokens = _special(options, BART_TOKENS if is_bart else GPT2_TOKENS)
+    if is_bart:
+        sides = [(tokens[name], vocab.get(tokens[name], 0)) for name in ("sep_token", "cls_token")]
+        tokenizer.post_processor = library.processors.RobertaProcessing(*sides, True, space)
+    return _with_tokens(tokenizer, folder, tokens, vocab.get)
+
+
+def _words(folder: ModelFolder) -> str:
+    """WordPiece (Devlin et al. 2018) from a list of words."""
+    library, options = tokenizers_library(), _options(folder)
+    lines = folder.read(WORDS, MAX_JSON_BYTES).decode("utf-8").removesuffix("\n").split("\n")
+    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    tokens = _special(options, BERT_TOKENS)
+    tokenizer = library.Tokenizer(library.models.WordPiece(vocab, unk_token=tokens["unk_token"]))
+    accents = options.pop("strip_accents")
+    tokenizer.normalizer = library.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.switch("tokenize_chinese_chars", True),
+        strip_accents=accents if type(accents) is bool else None,
+        lowercase=options.switch("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = library.decoders.WordPiece()
+    first, last = tokens["cls_token"], tokens["sep_token"]
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single=f"{first} $A {last}", special_tokens=[(token, vocab.get(token, 0)) for token in (first, last)]
+    )
+    return _with_tokens(tokenizer, folder, tokens, vocab.get)
+
+
+def _with_tokens(tokenizer: Any, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], Any]) -> str:
+    """The text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
+    library = tokenizers_library()
+    more = folder.json("added_tokens.json") if folder.has("added_tokens.json") else {}
+    mask = tokens.get("mask_token")
+    for token in dict.fromkeys([*tokens.values(), *sorted(more, key=lambda token: str(more[token]).zfill(10))]):
+        if (id := more.get(token, place(token))) is None:
+            continue  # a model may lack some, such as a mask
+        is_mask = token == mask and token == BART_TOKENS["mask_token"]
+        tokenizer.add_special_tokens([library.AddedToken(token, normalized=False, special=True, lstrip=is_mask)])
+        if tokenizer.token_to_id(token) != id:
+            raise RequestError(f"{folder.path}: expected an id of its own of {token!r:.40}; received {id!r:.20}")
+    return tokenizer.to_str()

@@ -1,0 +1,230 @@
+"""The vocabularies of models that were trained elsewhere, which Hugging Face's tokenizers read; and how either kind of
+vocabulary is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
+from keras_transformer.text.tokenizer import (
+    CONTROL_PIECES,
+    END,
+    MASK,
+    MASK_PIECE,
+    PAD,
+    SPACE,
+    START,
+    UNKNOWN,
+    Tokenizer,
+    until_end,
+)
+
+MAX_ID = 2**31 - 1
+NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json, whose ids are put in our order: pad, unknown, start, end, perhaps a mask, then the others.
+
+    It cuts text as `tokenizers` of Hugging Face does, by byte-level BPE, WordPiece or what else the file says. Unlike
+    SentencePiece it reads a special token that a text spells, such as `[MASK]`, as that token. What the tokenizer puts
+    around a text is left out where the model puts its own start and end there.
+
+    Args:
+        model: what `HuggingFaceTokenizer.of` writes.
+
+    Raises:
+        ValueError: the bytes are no such vocabulary.
+        RequestError: the package tokenizers is not installed.
+    """
+
+    is_sentencepiece = False
+    suffix = ".json"
+    max_bytes = 160 * 2**20
+    model_type = "huggingface"
+    has_denormalizer = has_unused_pieces = has_bytes = False
+    has_mask = False
+
+    def __init__(self, model: bytes):
+        self.model = model
+        text, self._ids, self.has_mask = _parsed(model)
+        self._library = library_tokenizer(text)
+        self.vocabulary_size = len(self._ids)
+        own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
+        # Some control ids of ours may be copies of one id. A text has the last of these, which a model reads and emits.
+        self._ours = {self._ids[place]: place for place in (UNKNOWN, START, END)} | own
+        around = [*self._library.encode("").ids]
+        self.has_start = around[:1] == [self._ids[START]] and self._ids[START] not in own
+        self.has_end = len(around) > self.has_start and around[-1] == self._ids[END]
+
+    @classmethod
+    def of(cls, tokenizer: str, ids: Sequence[int], has_mask: bool = False) -> HuggingFaceTokenizer:
+        """The vocabulary of a model.
+
+        Args:
+            tokenizer: the text of a tokenizer.json.
+            ids: for each of our ids, the id in the file. Several of ours may be one of the file's.
+            has_mask: whether our id 4 is the mask.
+
+        Raises:
+            ValueError, RequestError: see the class.
+        """
+        content = {"ids": [*ids], "has_mask": has_mask, "tokenizer": tokenizer}
+        return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+
+    @cached_property
+    def has_line_breaks(self) -> bool:
+        """Whether a text keeps its line breaks."""
+        return self.decode_text(self.encode_text("a\na")).endswith("a\na")
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """None: a special token is one piece wherever it stands."""
+        return {}
+
+    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Ids of the pieces of each line, without the start and the end that the model puts around it.
+
+        Raises RequestError unless `lines` is a list of strings.
+        """
+        rows = self._library.encode_batch([plain(line) for line in strings_of(lines)])
+        return [self._read(row.ids)[: -1 if self.has_end else None] for row in rows]
+
+    def encode_masked(self, line: str) -> list[int]:
+        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        return self.encode([string_of(line).replace(MASK_PIECE, self._library.id_to_token(self._ids[MASK]))])[0]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text of any number of lines, without the start that the model puts before it."""
+        return self._read(self._library.encode(valid_unicode(string_of(text))).ids)
+
+    def normalize(self, line: str) -> str:
+        """The line as `encode` hands it on."""
+        return plain(string_of(line))
+
+    def unread(self, line: str) -> list[str]:
+        """The characters of a line that are read as unknown."""
+        line, unknown = self.normalize(line), self._ids[UNKNOWN]
+        found = self._library.encode(line)
+        spans = [span for id, span in zip(found.ids, found.offsets, strict=True) if id == unknown]
+        return [char for first, last in spans for char in line[first:last]]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of ids up to its end id, without special tokens. It is always one line."""
+        return [one_line(self._text([self._ids[id] for id in until_end(row)])).strip() for row in ids]
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
+        kept = [self._ids[id] for id in map(int, ids) if id not in (PAD, START, END)]
+        before = self._library.encode("a", add_special_tokens=False).ids
+        return self._text([*before, *kept])[len(self._text(before)) :]
+
+    def is_ambiguous(self, text: str) -> bool:
+        """Never: the file divides a text in one way."""
+        return False
+
+    def divisions(self, text: str, most: int) -> list[list[int]]:
+        """None."""
+        return []
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The spelling of each piece, with `▁` for a space."""
+        return [self._spellings[int(id)] for id in ids]
+
+    def surfaces(self) -> list[bytes]:
+        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8, as its spelling has them."""
+        first = MASK + 1 if self.has_mask else END + 1
+        return [b""] * first + [piece.replace(SPACE, " ").encode() for piece in self._spellings[first:]]
+
+    def _read(self, theirs: Sequence[int]) -> list[int]:
+        """Our ids. Pad in a text is no padding, and ids that the model lacks are unknown."""
+        return [self._ours.get(id, UNKNOWN) for id in theirs[self.has_start :]]
+
+    def _text(self, theirs: Sequence[int]) -> str:
+        return self._library.decode(theirs, skip_special_tokens=True)
+
+    @cached_property
+    def _spellings(self) -> list[str]:
+        control = [*CONTROL_PIECES, *([MASK_PIECE] if self.has_mask else [])]
+        tokens = [self._library.id_to_token(id) or f"<id {id}>" for id in self._ids[len(control) :]]
+        special = {token.content for token in self._library.get_added_tokens_decoder().values()}
+        return control + [token if token in special else self._spelled(token) for token in tokens]
+
+    def _spelled(self, token: str) -> str:
+        """A token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
+        decoder = type(self._library.decoder).__name__
+        if decoder == "ByteLevel":
+            text = self._library.decoder.decode([token])
+            return token if NO_CHARACTER in text else text.replace(" ", SPACE)
+        if decoder == "WordPiece":
+            return token[2:] if token.startswith("##") else SPACE + token
+        return token
+
+
+def library_tokenizer(text: str) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json, which neither cuts texts nor pads them.
+
+    Raises:
+        ValueError: it is damaged.
+        RequestError: the package tokenizers is not installed.
+    """
+    library = tokenizers_library()
+    try:
+        tokenizer = library.Tokenizer.from_str(text)
+        tokenizer.encode(NO_CHARACTER)  # which it may not know, and then it must know what is unknown
+    except Exception as error:  # the library raises no other
+        raise ValueError(f"it is damaged or no tokenizer.json: {' '.join(str(error).split())[:200]}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenizers_library() -> Any:
+    """The package tokenizers.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise RequestError(
+            "the vocabulary of this model needs the package tokenizers, which is not installed: "
+            "pip install 'keras-transformer[import]'"
+        ) from None
+    return tokenizers
+
+
+def _parsed(model: bytes) -> tuple[str, list[int], bool]:
+    """The text of the tokenizer.json, the ids, and whether there is a mask."""
+    try:
+        content = json.loads(model.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict) or {*content} != {"ids", "has_mask", "tokenizer"}:
+        raise ValueError("expected an object with ids, has_mask and tokenizer")
+    text, ids, has_mask = content["tokenizer"], content["ids"], content["has_mask"]
+    if not isinstance(text, str) or type(has_mask) is not bool or not _are_ids(ids) or len(ids) <= END + has_mask:
+        raise ValueError("expected the text of a tokenizer.json, and an id for each of ours")
+    return text, ids, has_mask
+
+
+def _are_ids(ids: object) -> bool:
+    return isinstance(ids, list) and all(type(id) is int and 0 <= id <= MAX_ID for id in ids)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Reads a vocabulary of either kind, which its file's suffix tells.
+
+    Raises:
+        RequestError: see `Tokenizer.load`.
+    """
+    kinds: Iterable[type[Tokenizer]] = (Tokenizer, HuggingFaceTokenizer)
+    return {kind.suffix: kind for kind in kinds}.get(Path(path).suffix, Tokenizer).load(path)

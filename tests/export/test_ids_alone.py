@@ -1,0 +1,49 @@
+"""Runs whose vocabulary is not SentencePiece are exported as artefacts that take ids, and certified."""
+
+import json
+
+import pytest
+
+from keras_transformer.__main__ import main
+from tests.importing.theirs import SIZE, WORDS, write
+
+FORMATS = {
+    ("gpt2", "onnx"): {"onnx/generate.onnx", "onnx/step.onnx"},
+    ("bert-tokens", "onnx"): {"onnx/fill.onnx"},
+    ("bert-labels", "saved_model"): {"saved_model"},
+}
+
+
+@pytest.mark.parametrize(("kind", "format"), FORMATS)
+def test_an_export_takes_ids_and_holds(kind, format, tmp_path, capsys):
+    run, out, text = (tmp_path / name for name in ("run", "export", "text"))
+    folder = write(kind, tmp_path / "model")
+    modules = [{"path": name, "type": f"models.{name}"} for name in ("Pooling", "Normalize")]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    assert main(["import", str(folder), str(run)]) == 0
+    words = [word for word in WORDS if word[0] != "["] if kind.startswith("bert") else [*map(str, range(3, SIZE - 1))]
+    text.write_text("".join(f"{' '.join(words[place : place + 6])}\n" for place in range(20)))
+    asked = ["export", str(run), "--format", format, "--out", str(out), "--sentences", str(text)]
+    assert main(asked) == 0
+    assert "left out: artefacts that take text" in capsys.readouterr().err
+    entries = json.loads((out / "certificate.json").read_text())["entries"]
+    assert {entry["name"] for entry in entries} == FORMATS[kind, format]
+    assert all(entry["holds"] and entry["takes"] in ("ids", "step") for entry in entries)
+    assert (out / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    assert main(["export", "--verify", str(out)]) == 0
+    other = (out / "tokenizer.json").read_bytes().replace(b'{"ids"', b'{ "ids"')
+    (out / "tokenizer.json").write_bytes(other)
+    capsys.readouterr()
+    assert main(["export", "--verify", str(out), str(run), "--sentences", str(text)]) == 1
+    assert "tokenizer.json is not the model's vocabulary" in capsys.readouterr().out
+
+
+def test_ctranslate2_is_refused_by_name(tmp_path, capsys):
+    assert main(["import", str(write("bart", tmp_path / "model")), str(tmp_path / "run")]) == 0
+    text = tmp_path / "text"
+    text.write_text("4 5 6\n")
+    asked = ["export", str(tmp_path / "run"), "--format", "ctranslate2", "--out", str(tmp_path / "export")]
+    assert main([*asked, "--sentences", str(text)]) == 2
+    assert "ctranslate2 takes SentencePiece's pieces" in capsys.readouterr().err and not (tmp_path / "export").exists()

@@ -1,0 +1,320 @@
+"""Models whose vocabulary is a tokenizer of Hugging Face's take and give text, and become runs."""
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_transformer
+from keras_transformer.__main__ import main
+from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
+from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
+from tests.graphs import search_eagerly
+from tests.importing.text_models import BART, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
+from tests.importing.theirs import SIZE, WORDS, change, tensors_of, tokenizer_of_ids, write
+from tests.training.runs import begun
+
+BERT_IDS = {"[PAD]": 0, "[UNK]": 3, "[CLS]": 4, "[SEP]": 5, "[MASK]": 6}
+GREEDY = SearchOptions(num_beams=1)
+ODD = [
+    *LINES[-8:], "", "  two   spaces ", "\u00a0no-break", "e\u0301 combined", "½ ① ﬁ", "ｆｕｌｌ",
+    "'s 't 're", "x" * 70, "# ## ###", "12345 67.8%", "THE Sea!",
+]  # fmt: skip
+
+
+def theirs_of(tokenizer: Any, ids: list[int]) -> list[int]:
+    """The ids of the file for ours."""
+    return [tokenizer._ids[id] for id in ids]
+
+
+@pytest.fixture
+def eagerly(monkeypatch) -> None:
+    search_eagerly(monkeypatch)
+
+
+def test_ids_stand_in_our_order_and_a_run_keeps_the_vocabulary(tmp_path):
+    whole = byte_bpe(special=BART)
+    ids = [1, 1, 2, 2, 0, *range(3, whole.get_vocab_size())]
+    tokenizer = HuggingFaceTokenizer.of(whole.to_str(), ids)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for one in (tokenizer, HuggingFaceTokenizer.load(tmp_path / "tokenizer.json")):
+        for line in ODD:
+            found = one.encode([line])[0]
+            assert theirs_of(one, found) == whole.encode(line).ids and one.encode_text(line) == found
+            assert one.decode([[*found, END, 11]]) == [line.strip()] and one.decode_text(found) == line
+        assert not one.has_start and not one.has_end and not one.has_mask and one.has_line_breaks
+        assert one.vocabulary_size == len(ids) == len(one.pieces(range(len(ids)))) == len(one.surfaces())
+        assert one.pieces([START, *one.encode_text("the sea")])[0] == "<s>"
+        assert "".join(one.pieces(one.encode_text("the sea"))) == "the▁sea"
+        assert one.decode(one.encode(["one\ntwo\0three \ud800"])) == ["one two three \ufffd\ufffd\ufffd"]
+    assert RunFolder(tmp_path).tokenizers(separate=False) == (tmp_path / "tokenizer.json",) * 2
+
+
+def test_start_and_end_are_left_out_and_special_tokens_in_a_text_are_read(tmp_path):
+    words = word_piece()
+    place = {token: words.token_to_id(token) for token in SPECIAL}
+    ids = [*place.values(), *(id for id in range(words.get_vocab_size()) if id not in place.values())]
+    tokenizer = HuggingFaceTokenizer.of(words.to_str(), ids, has_mask=True)
+    for line in ODD:
+        assert theirs_of(tokenizer, [START, *tokenizer.encode([line])[0], END]) == words.encode(line).ids
+    assert tokenizer.has_start and tokenizer.has_end
+    assert tokenizer.encode_masked("the <mask> sea") == tokenizer.encode(["the [MASK] sea"])[0]
+    assert tokenizer.encode_masked("<mask>") == [MASK]
+    assert tokenizer.encode(["[SEP] [PAD]"]) == [[END, UNKNOWN]], "pad in a text is no padding"
+    assert tokenizer.unread("the \N{SNOWMAN}") == ["\N{SNOWMAN}"] and not tokenizer.unread("the sea")
+    assert tokenizer.pieces([START, MASK]) == ["<s>", "<mask>"]
+    assert "".join(tokenizer.pieces(tokenizer.encode(["The seaX"])[0])) == "▁the▁seax"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"{}", b"\xff", b'{"ids": [0, 1, 2, 3], "has_mask": false, "tokenizer": "{}"}', b"[" * 100_000,
+        b'{"ids": [0, 1, -2, 3], "has_mask": false, "tokenizer": ""}', b'{"ids": 4, "has_mask": 0, "tokenizer": ""}',
+    ],
+)  # fmt: skip
+def test_a_damaged_vocabulary_is_named(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=r"tokenizer\.json is not a tokenizer of this project"):
+        load_tokenizer(path)
+
+
+def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(RequestError, match=r"pip install 'keras-transformer\[import\]'"):
+        read_huggingface(write("gpt2", tmp_path))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    folder = write("gpt2", tmp_path)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(RequestError, match=r"expected a tokenizer, tokenizer\.json, .*tokenizer\.model alone does not"):
+        read_huggingface(folder)
+    (folder / "tokenizer.json").write_text(tokenizer_of_ids("gpt2"))
+    read_huggingface(folder)
+    folder = write("bart", tmp_path / "bart")
+    (folder / "tokenizer.json").write_text(tokenizer_of_ids("gpt2"))
+    with pytest.raises(RequestError, match="expected a tokenizer that puts an end behind a text"):
+        read_huggingface(folder)
+
+
+def test_ids_of_a_list_of_words_and_of_a_tokenizer_in_json(tmp_path):
+    folder = write("bert", tmp_path)
+    expected = read_huggingface(folder).source
+    for path in folder.glob("tokenizer*.json"):
+        path.unlink()
+    (folder / "vocab.txt").write_bytes("".join(f"{word}\r\n" for word in WORDS).encode())
+    found = read_huggingface(folder).source
+    assert found.ids == expected.ids and found.ids[: MASK + 1] == [*BERT_IDS.values()]
+    assert found.tokenizer.encode(["The w3, dog"]) == expected.tokenizer.encode(["The w3, dog"])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert UNKNOWN in read_huggingface(folder).source.tokenizer.encode(["The"])[0]
+
+
+@pytest.mark.parametrize(("kind", "special"), [("gpt2", "<|endoftext|>"), ("bart", "</s>")])
+def test_lists_of_tokens_and_merges(kind, special, tmp_path):
+    first = ["<s>", "<pad>", "</s>", "<unk>"] if kind == "bart" else []
+    whole = byte_bpe(special=[*first, *([] if first else [special])], alphabet=False, size=SIZE)
+    folder = write(kind, tmp_path)
+    (folder / "tokenizer.json").unlink()
+    whole.model.save(str(folder))
+    found = read_huggingface(folder).source.tokenizer
+    assert whole.get_vocab_size() == SIZE
+    for line in ("the dogs", "two  sea ", f"one{special}two"):
+        theirs = [*([0] if first else []), *whole.encode(line).ids]
+        assert theirs_of(found, found.encode([line])[0]) == theirs
+    change(folder, "added_tokens.json", **{special: 11})
+    with pytest.raises(RequestError, match="expected an id of its own"):
+        read_huggingface(folder)
+
+
+def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly, monkeypatch, capsys):
+    translator: Any = keras_transformer.import_huggingface(write("bart", tmp_path))
+    assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
+    assert translator.source_tokenizer.encode(["4 49 3", "", "5 2 5 1"]) == [
+        [4, 6, 51, 5],
+        [4],
+        [4, 7, END, 7, UNKNOWN],
+    ]
+    assert all(line.split()[0] == "0" for line in translator.translate(["4 49 3", "9 8 7"]))
+    for stack, table in zip(("encoder", "decoder"), translator.model.positions.get_weights(), strict=True):
+        theirs = tensors_of(tmp_path)[f"model.{stack}.embed_positions.weight"]
+        np.testing.assert_array_equal(table[: len(theirs)], theirs)
+        assert (table[len(theirs) :] == theirs[-1]).all(), "positions beyond the last have the last vector"
+    assert translator.max_source_length == 27
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"4 49 3\n9 8 7\n")))
+    assert main(["translate", str(tmp_path / "run"), "--engine", "onnx"]) == 0
+    assert capsys.readouterr().out.splitlines() == translator.translate(["4 49 3", "9 8 7"])
+
+
+@pytest.mark.parametrize(("kind", "start"), [("gpt2", 59), ("llama", 1)])
+def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
+    generator: Any = keras_transformer.import_huggingface(write(kind, tmp_path))
+    ids = generator.tokenizer.encode_text("5 28 7")
+    assert theirs_of(generator.tokenizer, ids) == [5, 28, 7] and generator.model.context_length == 20
+    assert generator.begun_by(ids) == ((START, ids) if kind == "llama" else (ids[0], ids[1:]))
+    assert generator.begun_by(generator.ids_of_prompt("")) == (START, [])
+    [[best]] = generator.search(["5 28 7"], GREEDY, max_tokens=6)
+    [[same]] = generator.generate(["5 28 7"], 6, GREEDY)
+    assert best.ids == same.ids and "".join(generator.stream("5 28 7", 6, GREEDY)) == same.text
+    [log_prob] = generator.log_probs([ids], [best.ids])
+    first, rest = generator.begun_by(ids)
+    logits = np.array(generator.model({"ids": np.array([[first, *rest, *best.ids][:-1]])}))[0, len(rest) :]
+    expected = sum(row[id] - np.log(np.exp(row).sum()) for row, id in zip(logits, best.ids, strict=True))
+    assert log_prob == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_classifier_and_its_run(tmp_path, capsys):
+    labels = {"0": "crane", "1": "dog", "2": "crane"}
+    classifier: Any = keras_transformer.import_huggingface(write("bert-labels", tmp_path / "model", id2label=labels))
+    ids = read_huggingface(tmp_path / "model").source.ids
+    assert classifier.ids("w2 w0 [UNK]") == [START, ids.index(9), ids.index(7), UNKNOWN, END]
+    assert classifier.labels == ["crane", "dog", "crane (2)"], "labels of the same name get their number"
+    assert main(["import", str(tmp_path / "model"), str(tmp_path / "run")]) == 0
+    assert "a run of --task classification" in capsys.readouterr().err
+    again = keras_transformer.load_classifier(tmp_path / "run")
+    assert (
+        again.classify(["the dog", "w3"]) == classifier.classify(["the dog", "w3"])
+        and again.labels == classifier.labels
+    )
+
+
+def test_masks_are_filled_and_a_model_without_a_head_gives_vectors_alone(tmp_path):
+    write("bert-tokens", tmp_path / "model")
+    assert main(["import", str(tmp_path / "model"), str(tmp_path / "run")]) == 0
+    classifier = keras_transformer.load_classifier(tmp_path / "run")
+    [by_name], [by_token] = (classifier.fill([f"the {mask} w3"]) for mask in ("<mask>", "[MASK]"))
+    assert by_name == by_token and len(by_name) == 1
+    assert all(one.label.removeprefix("▁") in WORDS for one in by_name[0])
+    vectors: Any = keras_transformer.import_huggingface(write("bert", tmp_path / "vectors"))
+    with pytest.raises(RequestError, match="fills masks"):
+        vectors.fill(["the dog"])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_text_in_and_out_is_that_of_transformers(kind, tmp_path, eagerly, capsys):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    model = FOLDERS[kind](folder)
+    auto = transformers.AutoTokenizer.from_pretrained(str(folder))
+    pipeline: Any = keras_transformer.import_huggingface(folder)
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    load = {"bart": "load", "bert": "load_classifier"}.get(kind, "load_generator")
+    for one in (pipeline, getattr(keras_transformer, load)(tmp_path / "run")):
+        tokenizer = one.tokenizers[0]
+        around = {"bart": ([], [END]), "bert": ([START], [END])}.get(kind, ([START] * tokenizer.has_start, []))
+        for line in ODD:
+            ids = tokenizer.encode([line])[0] if kind in ("bart", "bert") else tokenizer.encode_text(line)
+            assert theirs_of(tokenizer, [*around[0], *ids, *around[1]]) == auto(line)["input_ids"], line
+        for line in LINES[-5:]:
+            inputs = auto(line, return_tensors="pt")
+            if kind == "bert":
+                states = model.bert(**inputs).last_hidden_state[0]
+                np.testing.assert_allclose(one.embed([line])[0], states.mean(0).detach(), atol=1e-4)
+                continue
+            # At its limit BART is forced to end.
+            options = {"max_new_tokens": 12 + (kind == "bart"), "do_sample": False, "num_beams": 1}
+            with torch.no_grad():
+                found = model.generate(**inputs, **options)[0]
+            text = auto.decode(found, skip_special_tokens=True)
+            if kind == "bart":
+                assert one.translate(line, num_beams=1, max_length=12, split="off") == text.strip()
+            else:
+                [[best]] = one.search([line], GREEDY, max_tokens=12)
+                assert line + best.text == text
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["gpt2", "bart", "bert"])
+def test_older_files_of_a_tokenizer_are_read_as_transformers_reads_them(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    FOLDERS[kind](tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    for path in tmp_path.glob("tokenizer*"):
+        path.unlink()
+    if kind == "bert":
+        (tmp_path / "vocab.txt").write_text(
+            "".join(f"{word}\n" for word in sorted(whole["vocab"], key=whole["vocab"].get))
+        )
+    else:
+        (tmp_path / "vocab.json").write_text(json.dumps(whole["vocab"]))
+        (tmp_path / "merges.txt").write_text(
+            "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in whole["merges"])
+        )
+    auto = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    found = read_huggingface(tmp_path).source.tokenizer
+    for line in [*ODD, "the </s> [MASK] <|endoftext|> sea"]:
+        around = {"bart": ([], [END]), "bert": ([START], [END])}.get(kind, ([], []))
+        assert theirs_of(found, [*around[0], *found.encode([line])[0], *around[1]]) == auto(line)["input_ids"], line
+
+
+def test_a_tokenizer_that_is_damaged_is_named(tmp_path):
+    folder = write("bart", tmp_path)
+    without_unknown = tokenizer_of_ids("bart").replace('"unk_token": "3"', '"unk_token": "x"').encode()
+    for content in (b"{}", b"\xff", b'{"model": {"type": "BPE", "vocab": {}, "merges": [["a"]]}}', without_unknown):
+        (folder / "tokenizer.json").write_bytes(content)
+        with pytest.raises(RequestError, match=re.escape(str(folder / "tokenizer.json"))):
+            read_huggingface(folder)
+    shutil.rmtree(folder)
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(("mode", "is_unit"), [("mean_tokens", True), ("cls_token", False)])
+def test_vectors_are_as_the_files_of_sentence_transformers_say(mode, is_unit, tmp_path):
+    folder = write("bert", tmp_path / "model")
+    plain: Any = keras_transformer.import_huggingface(folder)
+    types = ["Transformer", "Pooling", *["Normalize"] * is_unit]
+    home = "sentence_transformers.models"
+    modules = [{"path": f"{place}_{type}", "type": f"{home}.{type}"} for place, type in enumerate(types)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    modes = {"word_embedding_dimension": 8, f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    texts = ["the dog", "w1 w2 w3 w4 w5"]
+    states = [np.array(plain.model.states(np.array([plain.ids(text)])))[0] for text in texts]
+    expected = [each.mean(0) if mode == "mean_tokens" else each[0] for each in states]
+    expected = [each / np.linalg.norm(each) if is_unit else each for each in expected]
+    found = keras_transformer.load_classifier(tmp_path / "run").embed(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**modes, "pooling_mode_max_tokens": True}))
+    with pytest.raises(RequestError, match="expected the mean or the first state alone; received .*max_tokens"):
+        read_huggingface(folder)
+    (folder / "modules.json").write_text(json.dumps([*modules, {"path": "3", "type": f"{home}.Dense"}]))
+    with pytest.raises(RequestError, match="expected no modules but pooling; received 'Dense'"):
+        read_huggingface(folder)
+    for content in ("{}x", "[1]", '[{"type": 1, "path": ""}]'):
+        (folder / "modules.json").write_text(content)
+        with pytest.raises(RequestError, match="is damaged"):
+            read_huggingface(folder)
+
+
+def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", str(write("bert-tokens", tmp_path / "model")), "filling"]) == 0
+    Path("text").write_text("the dog w1 w2\nw3 w4 the w5\n" * 40)
+    Path("labelled").write_text("".join(f"yes\tthe dog w{place}\nno\tw3 w{place}\n" for place in range(40)))
+    parent: Any = load_model("filling")
+    for task, text in (("masked-tokens", "text"), ("classification", "labelled")):
+        flags = f"--task {task} --text {text} --steps 1 --devices cpu --out {task} --init-from filling"
+        made: Any = begun(tmp_path, flags)
+        assert Path(task, "tokenizer.json").read_bytes() == Path("filling/tokenizer.json").read_bytes()
+        ids = np.array([[START, 8, 9, END]])
+        np.testing.assert_allclose(made.model.states(ids), parent.states(ids), atol=1e-6)
+        assert made.model.head_layer is not None
+        is_same = np.array_equal(made.model.head_layer.kernel, parent.head_layer.kernel)
+        assert is_same == (task == "masked-tokens"), "before labels stands another layer"
