@@ -37,10 +37,11 @@ MAX_TOLD = 20  # so many options that are ignored are named
 INERT = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
-    "chunk_size_feed_forward", "cls_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "label2id",
-    "license", "mask_token_id", "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type",
-    "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
-    "torchscript", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache",
+    "chunk_size_feed_forward", "cls_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label",
+    "init_std", "label2id", "license", "mask_token_id", "model_type", "num_labels", "output_attentions",
+    "output_hidden_states", "prefix", "problem_type", "return_dict", "sep_token_id", "task_specific_params",
+    "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id",
+    "use_bfloat16", "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
 NEUTRAL_SEARCH: Config = {

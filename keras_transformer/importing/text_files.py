@@ -12,6 +12,7 @@ from keras_transformer.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
 
 WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"
+TEMPLATE = "chat_template.jinja"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What the older files do not say: the special tokens of BART and of GPT-2, and of BERT.
 BART_TOKENS = dict(zip(SPECIAL, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
@@ -33,7 +34,7 @@ def text_vocabulary(folder: ModelFolder, ids: list[int], has_ends: bool, has_mas
     """
     name, text = _tokenizer_of(folder)
     try:
-        tokenizer = HuggingFaceTokenizer.of(text, ids, has_mask)
+        tokenizer = HuggingFaceTokenizer.of(text, ids, has_mask, _chat_template(folder))
         spelled = tokenizer.vocabulary_size and tokenizer.encode(["a"])
     except ValueError as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
@@ -65,6 +66,17 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
         f"expected a tokenizer, {WHOLE}, {' and '.join(MERGED)}, or {WORDS}; found none in {folder.path}: download "
         f"it too{other if folder.has('tokenizer.model') else ''}"
     )
+
+
+def _chat_template(folder: ModelFolder) -> str:
+    """How chats become text, in a file of its own or in tokenizer_config.json; "" if the folder does not say."""
+    if folder.has(TEMPLATE):
+        return folder.read(TEMPLATE, MAX_JSON_BYTES).decode("utf-8", "replace")
+    template = _options(folder).pop("chat_template")
+    if isinstance(template, list):  # a model may have some more, such as for tools
+        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else ""
 
 
 def _options(folder: ModelFolder) -> Options:

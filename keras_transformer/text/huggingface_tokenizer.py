@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from keras_transformer.text.tokenizer import (
 )
 
 MAX_ID = 2**31 - 1
+MAX_TEMPLATE = 200_000  # characters
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
 
 
@@ -54,7 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        text, self._ids, self.has_mask = _parsed(model)
+        text, self._ids, self.has_mask, self.chat_template = _parsed(model)
         self._library = library_tokenizer(text)
         self.vocabulary_size = len(self._ids)
         own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
@@ -65,18 +67,22 @@ class HuggingFaceTokenizer(Tokenizer):
         self.has_end = len(around) > self.has_start and around[-1] == self._ids[END]
 
     @classmethod
-    def of(cls, tokenizer: str, ids: Sequence[int], has_mask: bool = False) -> HuggingFaceTokenizer:
+    def of(
+        cls, tokenizer: str, ids: Sequence[int], has_mask: bool = False, chat_template: str = ""
+    ) -> HuggingFaceTokenizer:
         """The vocabulary of a model.
 
         Args:
             tokenizer: the text of a tokenizer.json.
             ids: for each of our ids, the id in the file. Several of ours may be one of the file's.
             has_mask: whether our id 4 is the mask.
+            chat_template: how a chat becomes a text, in the language of Jinja; "" for a model that does not chat.
 
         Raises:
             ValueError, RequestError: see the class.
         """
         content = {"ids": [*ids], "has_mask": has_mask, "tokenizer": tokenizer}
+        content |= {"chat_template": chat_template} if chat_template else {}
         return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
     @cached_property
@@ -104,6 +110,15 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text of any number of lines, without the start that the model puts before it."""
         return self._read(self._library.encode(valid_unicode(string_of(text))).ids)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        if not self.chat_template:
+            return super().chat_text(messages)
+        start, end = (self._library.id_to_token(self._ids[place]) for place in (START, END))
+        text = rendered(
+            self.chat_template, messages=[*messages], add_generation_prompt=True, bos_token=start, eos_token=end
+        )
+        return text.removeprefix(start) if self.has_start else text  # the model puts its own there
 
     def normalize(self, line: str) -> str:
         """The line as `encode` hands it on."""
@@ -186,6 +201,33 @@ def library_tokenizer(text: str) -> Any:
     return tokenizer
 
 
+def rendered(template: str, **values: object) -> str:
+    """The text that a template makes. It may be a stranger's: no code but its own language runs, in a sandbox.
+
+    Raises:
+        RequestError: the template is damaged or refuses the values, or the package jinja2 is not installed.
+    """
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise RequestError(
+            "a chat needs the package jinja2, which is not installed: pip install 'keras-transformer[import]'"
+        ) from None
+
+    def refuse(reason: object) -> None:
+        raise TemplateError(str(reason))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals |= {"raise_exception": refuse, "strftime_now": datetime.now().strftime}
+    try:
+        return environment.from_string(template).render(values)
+    except Exception as error:  # a template may raise any
+        raise RequestError(f"the model's template for chats refuses: {' '.join(str(error).split())[:200]}") from error
+
+
 def tokenizers_library() -> Any:
     """The package tokenizers.
 
@@ -202,18 +244,21 @@ def tokenizers_library() -> Any:
     return tokenizers
 
 
-def _parsed(model: bytes) -> tuple[str, list[int], bool]:
-    """The text of the tokenizer.json, the ids, and whether there is a mask."""
+def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
+    """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
     try:
         content = json.loads(model.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict) or {*content} != {"ids", "has_mask", "tokenizer"}:
+    if not isinstance(content, dict) or {*content} - {"chat_template"} != {"ids", "has_mask", "tokenizer"}:
         raise ValueError("expected an object with ids, has_mask and tokenizer")
     text, ids, has_mask = content["tokenizer"], content["ids"], content["has_mask"]
+    template = content.get("chat_template", "")
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
+        raise ValueError(f"expected a template for chats of at most {MAX_TEMPLATE:,} characters")
     if not isinstance(text, str) or type(has_mask) is not bool or not _are_ids(ids) or len(ids) <= END + has_mask:
         raise ValueError("expected the text of a tokenizer.json, and an id for each of ours")
-    return text, ids, has_mask
+    return text, ids, has_mask, template
 
 
 def _are_ids(ids: object) -> bool:

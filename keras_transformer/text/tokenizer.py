@@ -6,7 +6,7 @@ import io
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -223,6 +223,13 @@ class Tokenizer:
     def encode_masked(self, line: str) -> list[int]:
         """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
         return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that a model continues with its answer to messages, each with a role, such as "user", and a content.
+
+        Raises RequestError unless the model has a template for chats, and it takes these messages.
+        """
+        raise RequestError("expected a model with a template for chats; this one has none: give it the whole text")
 
     def normalize(self, line: str) -> str:
         """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""

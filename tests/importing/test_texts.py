@@ -122,6 +122,43 @@ def test_ids_of_a_list_of_words_and_of_a_tokenizer_in_json(tmp_path):
     assert UNKNOWN in read_huggingface(folder).source.tokenizer.encode(["The"])[0]
 
 
+ASKED = "{{ bos_token }} 4{% for one in messages %} {{ one.content }}{% endfor %} {{ 5 if add_generation_prompt }}"
+
+
+def test_a_chat_becomes_text_by_the_models_own_template(tmp_path, capsys):
+    """In a file of its own or in the tokenizer's; a start that the tokenizer puts there stands once."""
+    folder, run = write("llama", tmp_path / "folder"), tmp_path / "run"
+    (folder / "chat_template.jinja").write_text(ASKED)
+    assert main(["import", str(folder), str(run)]) == 0
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    assert tokenizer.chat_text([{"role": "user", "content": "7 8"}]) == " 4 7 8 5"
+    printed = []
+    for flags in (["--chat", "--prompt", "7 8"], ["--beams", "1", "--prompt", " 4 7 8 5"]):
+        capsys.readouterr()
+        assert main(["generate", str(run), "--tokens", "5", *flags]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[1] == f" 4 7 8 5{printed[0]}", "a chat shows the answer alone"
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "tools", "template": "3"}, {"name": "default", "template": ASKED}]
+    for template in (ASKED, named):
+        change(folder, "tokenizer_config.json", chat_template=template)
+        assert read_huggingface(folder).source.tokenizer.chat_text([]) == " 4 5"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("", "this one has none"), ("{% if %}", "refuses"), ("{{ raise_exception('two in a row') }}", "two in a row"),
+        ("{{ messages.append(4) }}", "refuses"), ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|refuses"),
+    ],
+)  # fmt: skip
+def test_a_template_runs_in_a_sandbox(template, reason, tmp_path):
+    folder = write("gpt2", tmp_path)
+    change(folder, "tokenizer_config.json", chat_template=template)
+    with pytest.raises(RequestError, match=reason):
+        read_huggingface(folder).source.tokenizer.chat_text([{"role": "user", "content": "5"}])
+
+
 @pytest.mark.parametrize(("kind", "special"), [("gpt2", "<|endoftext|>"), ("bart", "</s>")])
 def test_lists_of_tokens_and_merges(kind, special, tmp_path):
     first = ["<s>", "<pad>", "</s>", "<unk>"] if kind == "bart" else []

@@ -22,21 +22,24 @@ if TYPE_CHECKING:
 
 def generate(arguments: argparse.Namespace) -> None:
     """Prints the prompt and its continuation as it grows, or its answer; of a file of prompts a JSON object each."""
-    answers = "answer_length" in config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind)
+    is_of_pairs = "answer_length" in config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind)
+    answers = is_of_pairs or arguments.chat
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)
     load_tensorflow()
     from keras_transformer.tasks.language_modelling.pipeline import load_generator
 
     generator = load_generator(arguments.run)
+    chat_text = generator.tokenizer.chat_text
+    texts = [chat_text([{"role": "user", "content": each}]) for each in prompts] if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
         sys.stdout.write("" if answers else prompts[0])
-        for text in generator.stream(prompts[0], arguments.tokens, options):
+        for text in generator.stream(texts[0], arguments.tokens, options):
             sys.stdout.write(text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         return
-    for prompt, found in zip(prompts, generator.generate(prompts, arguments.tokens, options), strict=True):
+    for prompt, found in zip(prompts, generator.generate(texts, arguments.tokens, options), strict=True):
         for continuation in found:
             if arguments.prompts is None:
                 print(continuation.text if answers else f"{prompt}{continuation.text}")
@@ -129,6 +132,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompt", metavar="TEXT", help="the text to continue or to answer (default: the model begins)")
     add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each text")
+    add("--chat", action="store_true", help="a prompt is a question, put by the model's own template for chats")
     add("--tokens", type=int, default=200, metavar="N", help="the most tokens to add (default: 200)")
     add("--n-best", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add(
