@@ -141,8 +141,8 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
     """
     if all(one.is_sentencepiece for one in run.tokenizers):
         return
-    if "ctranslate2" in dict(plan):
-        raise RequestError("ctranslate2 takes SentencePiece's pieces; this run has another vocabulary: leave it out")
+    if refused := sorted({"ctranslate2", "huggingface"} & {*dict(plan)}):
+        raise RequestError(f"{refused[0]} takes SentencePiece's pieces; this run has another vocabulary: leave it out")
     say("left out: artefacts that take text: no runtime has an operator for this vocabulary; tokenizer.json is written")
 
 

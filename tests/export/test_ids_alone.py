@@ -40,10 +40,11 @@ def test_an_export_takes_ids_and_holds(kind, format, tmp_path, capsys):
     assert "tokenizer.json is not the model's vocabulary" in capsys.readouterr().out
 
 
-def test_ctranslate2_is_refused_by_name(tmp_path, capsys):
+@pytest.mark.parametrize("format", ["ctranslate2", "huggingface"])
+def test_what_takes_sentencepiece_is_refused_by_name(format, tmp_path, capsys):
     assert main(["import", str(write("bart", tmp_path / "model")), str(tmp_path / "run")]) == 0
     text = tmp_path / "text"
     text.write_text("4 5 6\n")
-    asked = ["export", str(tmp_path / "run"), "--format", "ctranslate2", "--out", str(tmp_path / "export")]
+    asked = ["export", str(tmp_path / "run"), "--format", format, "--out", str(tmp_path / "export")]
     assert main([*asked, "--sentences", str(text)]) == 2
-    assert "ctranslate2 takes SentencePiece's pieces" in capsys.readouterr().err and not (tmp_path / "export").exists()
+    assert f"{format} takes SentencePiece's pieces" in capsys.readouterr().err and not (tmp_path / "export").exists()
