@@ -1,14 +1,18 @@
 """The forms in which transformers writes weights: whole, in several files, in halves, tied matrices once or twice."""
 
+import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.text.tokenizer import END
 from tests.importing.theirs import KINDS, change, safetensors, split, tensors_of, write
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def arrays_of(folder):
@@ -115,3 +119,18 @@ def test_what_transformers_writes(kind, tmp_path):
             assert (folder / "model.safetensors").exists() is (form != "shards")
         for array, theirs in zip(arrays_of(folder), expected, strict=True):
             np.testing.assert_allclose(array, theirs, atol=tolerance, rtol=tolerance, err_msg=form)
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_the_table_of_architectures_says_what_is_read(kind, tmp_path):
+    """In BUILD.md: each architecture, its task, and whether its text is SentencePiece's."""
+    lines = (ROOT / "BUILD.md").read_text(encoding="utf-8").partition("| `model_type` |")[2].splitlines()[2:]
+    table = [line.strip("|").split("|") for line in itertools.takewhile(lambda line: line.startswith("|"), lines)]
+    rows = {row[0].strip(" `"): row for row in table}
+    assert {*rows} == {*ARCHITECTURES}
+    imported = read_huggingface(write(kind, tmp_path))
+    row = rows[json.loads((tmp_path / "config.json").read_text())["model_type"]]
+    assert f"`{imported.task}`" in row[2]
+    vocabularies = [each.tokenizer for each in imported.vocabularies]
+    assert ("SentencePiece" in row[3]) == any(each.is_sentencepiece for each in vocabularies)
+    assert ("text" in row[4]) == any(each.is_sentencepiece for each in vocabularies)
