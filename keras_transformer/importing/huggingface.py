@@ -29,6 +29,7 @@ ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "gpt2": causal_models.read_gpt2,
     "llama": causal_models.read_llama,
     "marian": bart_models.read_marian,
+    "mt5": t5.read_mt5,
     "t5": t5.read,
     "vit": encoder_models.read_vit,
 }
@@ -95,8 +96,8 @@ def _errors_of_the_hub(name: str) -> Iterator[None]:
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Any:
-    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian and T5, a generator
-    of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
+    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian, T5 and mT5, a
+    generator of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `save` writes a run
     folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
 
 MAX_MODEL_BYTES = 16 * 2**20
+OWN_TAG = re.compile(r"<2\w{2,20}>")  # MADLAD-400's tags of languages, such as <2de> and <2zh_Latn>
 NEVER = -100.0  # the logit of an id that is never emitted, less what its row gives
 
 
@@ -75,7 +77,8 @@ def fixed_logits(ids: list[int]) -> dict[int, float]:
         ids: for each of our ids, the id in the model from outside.
     """
     control = ids[: END + 1]
-    copies = [id for id in (UNKNOWN, START) if control.count(ids[id]) > 1]
+    copies = [UNKNOWN] if ids[UNKNOWN] in (ids[PAD], ids[END]) else []
+    copies += [START] if control.count(ids[START]) > 1 else []
     return dict.fromkeys(copies + [id for id in range(END + 1, len(ids)) if ids[id] in control], NEVER)
 
 
@@ -197,28 +200,32 @@ def _emitted(proto: Any, types: Any, ids: dict[str, int], control: ControlIds) -
 
 
 def joint_vocabulary(
-    model: bytes, size: int, tags: list[str], start: int | None = None
+    model: bytes, size: int, tags: list[str], start: int | None = None, pad: int | None = None
 ) -> tuple[Vocabulary, ControlIds]:
     """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
 
-    The model's other control pieces are further control ids of ours.
+    The model's other control pieces are further control ids of ours, but for tags such as `<2de>`.
 
     Args:
         model: a SentencePiece model.
         size: the rows of the model's matrices, of which those behind the tags are padding.
         tags: pieces whose ids follow those of the SentencePiece model. A tag is a piece wherever it begins a word.
-        start: the id with which decoding starts, that of a control piece; by default pad.
+        start: the id with which decoding starts, that of a control piece or the unknown one; by default pad.
+        pad: the id of pad in a model without a piece `<pad>`.
 
     Raises:
         ValueError: the model is damaged, has no pad or end, or does not fit the size, or would change the spelling of
             a tag.
     """
     proto, types = parsed(model)
-    control = _control_ids(proto, types, start)
+    control = _control_ids(proto, types, start, pad)
     if size < len(proto.pieces) + len(tags):
         received = f"{len(proto.pieces):,} and {len(tags):,} others"
         raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
-    all_pieces = [(each.piece, each.score, each.type) for each in proto.pieces]
+    all_pieces = [
+        (each.piece, each.score, types.USER_DEFINED if OWN_TAG.fullmatch(each.piece) else each.type)
+        for each in proto.pieces
+    ]
     all_pieces += [(SPACE + tag, 0.0, types.USER_DEFINED) for tag in tags]
     pieces = [_Piece(*piece, id) for id, piece in enumerate(all_pieces) if id not in control]
     further = [piece._replace(text=f"<id {piece.id}>") for piece in pieces if piece.type == types.CONTROL]
@@ -228,16 +235,18 @@ def joint_vocabulary(
     return vocabulary._replace(num_control_ids=len(CONTROL_PIECES) + len(further)), control
 
 
-def _control_ids(proto: Any, types: Any, start: int | None) -> ControlIds:
+def _control_ids(proto: Any, types: Any, start: int | None, pad: int | None) -> ControlIds:
     """The control ids of a SentencePiece model. Decoding starts with pad, as T5's, or with another control piece."""
     places = {each.piece: id for id, each in enumerate(proto.pieces)}
     unknown = [id for id, each in enumerate(proto.pieces) if each.type == types.UNKNOWN]
-    if not {"<pad>", "</s>"} <= places.keys() or len(unknown) != 1:
+    pad = places.get("<pad>", pad)
+    if pad is None or "</s>" not in places or len(unknown) != 1:
         raise ValueError("it has no <pad>, </s> and unknown piece")
-    start = places["<pad>"] if start is None else start
-    if start >= len(proto.pieces) or proto.pieces[start].type != types.CONTROL:
-        raise ValueError(f"decoding starts with id {start:,}, which is no control piece")
-    return ControlIds(places["<pad>"], unknown[0], start, places["</s>"])
+    start = pad if start is None else start
+    for name, id in (("padding is", pad), ("decoding starts with", start)):
+        if id >= len(proto.pieces) or proto.pieces[id].type not in (types.CONTROL, types.UNKNOWN):
+            raise ValueError(f"{name} id {id:,}, which is no control piece")
+    return ControlIds(pad, unknown[0], start, places["</s>"])
 
 
 def _check_tags(vocabulary: Vocabulary, tags: dict[str, int]) -> None:

@@ -1,4 +1,6 @@
-"""T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202).
+"""T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202), and those of the
+form v1.1 for many languages: mT5 (Xue et al. 2021, arXiv 2010.11934) and MADLAD-400 (Kudugunta et al. 2023,
+arXiv 2309.04662).
 
 They are the family's model with buckets of distances, RMS norms before the sub-layers, no factor on dot products and
 embeddings, and no biases. v1.1 has a gated feed-forward network and mostly its own output matrix. v1.0 divides the
@@ -6,7 +8,8 @@ states before the tied output by √D: here the gains of the decoder's last norm
 
 Source and target have one vocabulary. The sentinels, `<extra_id_0>` and so on, are pieces of text. Rows of T5's matrix
 for which the tokenizer has no piece are left out. Decoding starts with the pad id, so the row of our start id is a copy
-of the pad's.
+of the pad's, or of whatever id it starts with. mT5 and MADLAD-400 have no sentinels. A source of MADLAD-400 begins with
+the tag of the target language, such as `<2de>`, which is a piece of its SentencePiece model.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from keras_transformer.importing.weights import (
     open_weights,
 )
 from keras_transformer.options import Config
+from keras_transformer.text.tokenizer import SPACE
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
 FEED_FORWARDS = {
@@ -64,22 +68,31 @@ PLAIN, GATED = {"kernel_in": "wi"}, {"kernel_gate": "wi_0", "kernel_in": "wi_1"}
 
 
 def read(folder: ModelFolder) -> Imported:
-    """Reads a T5 model.
+    """Reads a T5 model, MADLAD-400's among them.
 
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
+    return _read(folder, options_of(folder, "config.json"), is_mt5=False)
+
+
+def read_mt5(folder: ModelFolder) -> Imported:
+    """Reads an mT5 model. Raises RequestError as `read`."""
+    return _read(folder, options_of(folder, "config.json"), is_mt5=True)
+
+
+def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
     options.expect(FIXED)
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
     never = {*vocabulary.ids[: vocabulary.num_control_ids], *range(max(vocabulary.ids) + 1, size)} - {control.end}
     search = search_of(folder, options, control.end, never, {})
     file = open_weights(folder)
-    ties = options.switch("tie_word_embeddings", True)
-    is_scaled = options.switch("scale_decoder_outputs", ties)
+    ties = options.switch("tie_word_embeddings", True) or is_mt5  # the tensors tell whether an mT5 is tied
+    is_scaled = options.switch("scale_decoder_outputs", ties) and not is_mt5
     is_tied = ties and (OUTPUT not in file.places or SHARED not in file.places or are_same(file, OUTPUT, SHARED))
-    config = arguments(options) | {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
+    config = arguments(options, "gated-gelu" if is_mt5 else "relu")
+    config |= {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
     config["num_control_ids"] = vocabulary.num_control_ids
     options.finish(INERT | WITHOUT_EFFECT)
     try:
@@ -92,19 +105,29 @@ def read(folder: ModelFolder) -> Imported:
 def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocabulary, ControlIds]:
     tokenizer = _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
-    start = options.whole("decoder_start_token_id", size - 1) if options.has("decoder_start_token_id") else None
+    start, pad = (
+        options.whole(name, size - 1) if options.has(name) else None
+        for name in ("decoder_start_token_id", "pad_token_id")
+    )
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
     is_alone = folder.has("tokenizer.json") and not folder.has("spiece.model")  # as transformers 5 writes folders
     name = "tokenizer.json" if is_alone else "spiece.model"
     content = folder.json(name) if is_alone else folder.read(name, MAX_MODEL_BYTES)
     try:
         model = sentencepiece_model(content, sentinels) if isinstance(content, dict) else content
-        vocabulary, control = joint_vocabulary(model, size, sentinels, start)
+        vocabulary, control = joint_vocabulary(model, size, sentinels, start, pad)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
-    options.expect({"pad_token_id": control.pad, "eos_token_id": control.end})
-    _check_added(folder, tokenizer, {"<pad>", "</s>", "<unk>", *sentinels})
+    if pad not in (None, control.pad):
+        raise options.refusal("pad_token_id", pad, f"{control.pad!r} alone")
+    options.expect({"eos_token_id": control.end})
+    _check_added(folder, tokenizer, {"<pad>", "<s>", "</s>", "<unk>", *sentinels, *_tags(vocabulary)})
     return vocabulary, control
+
+
+def _tags(vocabulary: Vocabulary) -> list[str]:
+    """The tags of languages, as a text has them."""
+    return [tag.removeprefix(SPACE) for tag in vocabulary.tokenizer.tags]
 
 
 def _tokenizer_options(folder: ModelFolder) -> Options:
@@ -126,9 +149,14 @@ def _check_added(folder: ModelFolder, tokenizer: Options, known: set[str]) -> No
                 raise tokenizer.refusal(name, text, "the sentinels of T5 alone")
 
 
-def arguments(options: Options) -> Config:
-    """The arguments of our model, but for those that the vocabulary and the weights tell."""
-    kind, activation, name = options.choice("feed_forward_proj", FEED_FORWARDS, "relu")
+def arguments(options: Options, feed_forward: str = "relu") -> Config:
+    """The arguments of our model, but for those that the vocabulary and the weights tell.
+
+    Args:
+        options: those of config.json.
+        feed_forward: the network where they name none.
+    """
+    kind, activation, name = options.choice("feed_forward_proj", FEED_FORWARDS, feed_forward)
     options.expect({"dense_act_fn": name, "is_gated_act": kind == "gated"})
     config = read_named(options, NAMES, "rms", dropout=0.1, norm=1e-6)
     return {

@@ -13,7 +13,7 @@ from typing import Any
 from keras_transformer.options import Config
 
 MAX_PIECES = 4_000_000
-CONTROLS = ("<pad>", "</s>")
+CONTROLS, UNKNOWN = ("<pad>", "<s>", "</s>"), "<unk>"
 SPACE = "▁"
 # Steps by their types, with the options that they may have: SentencePiece takes one space for several, and none at the
 # ends.
@@ -75,6 +75,9 @@ def _entries(tokenizer: Config) -> tuple[list[tuple[str, float]], int]:
             raise ValueError(f"expected a piece and its score; received {entry!r:.60}")
     if type(unknown) is not int or not 0 <= unknown < len(entries):
         raise ValueError(f"expected the place of the unknown piece; received {unknown!r:.40}")
+    texts = [text for text, _ in entries]
+    if texts[unknown] in CONTROLS and UNKNOWN in texts:  # transformers 5 writes T5's place for every model
+        unknown = texts.index(UNKNOWN)
     return [(text, float(score)) for text, score in entries], unknown
 
 
