@@ -46,7 +46,7 @@ def mt5(folder: Path) -> Any:
 
     model = pieces(318, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, byte_fallback=True, character_coverage=0.98)
     (folder / "spiece.model").write_bytes(model)
-    options = {"extra_ids": 0, "additional_special_tokens": None, "pad_token": "<pad>", "sp_model_kwargs": {}}
+    options: Any = {"extra_ids": 0, "additional_special_tokens": None, "pad_token": "<pad>", "sp_model_kwargs": {}}
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
     made: Any = transformers.MT5ForConditionalGeneration(transformers.MT5Config(vocab_size=352, **T5))
     made.lm_head.weight = made.lm_head.weight.__class__(made.lm_head.weight.clone())
@@ -64,7 +64,8 @@ def madlad(folder: Path) -> Any:
         "added_tokens_decoder": {str(id): {"content": text} for id, text in enumerate(("<unk>", "<s>", "</s>"))},
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
-    config = transformers.T5Config(vocab_size=96, pad_token_id=1, eos_token_id=2, scale_decoder_outputs=False, **T5)
+    own: Any = {"pad_token_id": 1, "eos_token_id": 2, "scale_decoder_outputs": False}
+    config = transformers.T5Config(vocab_size=96, **own, **T5)
     made: Any = transformers.T5ForConditionalGeneration(config)
     made.lm_head.weight = made.lm_head.weight.__class__(made.lm_head.weight.clone())
     return saved(folder, made)
