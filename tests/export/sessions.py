@@ -4,6 +4,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ __all__ = ["keep_threads", "of", "computed", "outputs_of", "recorded", "run_of",
 
 def run_of(model) -> TrainedRun:
     """A run without vocabularies, for graphs that take ids."""
-    translator = Translator.__new__(Translator)
+    translator: Any = Translator.__new__(Translator)
+    translator.source_tokenizer = translator.target_tokenizer = SimpleNamespace(is_sentencepiece=True)
     translator.learned_text = LearnedText()
     translator.decoder = KerasDecoder(model)
     return TrainedRun(translator, "en-de", "tiny")
