@@ -19,8 +19,8 @@ from keras_transformer.own_parts import FLAG, NAME, modules_of
 from keras_transformer.version import __version__
 
 CONFIG_KEYS = {
-    "format", "license", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights",
-    "parameters", "modules",
+    "format", "license", "model", "labels", "answer_length", "search", "language_tags", "settings", "corpus",
+    "versions", "weights", "parameters", "modules",
 }  # fmt: skip
 # What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
 HELD: dict[str, dict[str, type]] = {
@@ -28,7 +28,7 @@ HELD: dict[str, dict[str, type]] = {
     "weights": {"kind": str, "at_step": int, "asked_steps": int},
 }
 TYPES = {str: "a text", int: "an integer"}
-MAX_LICENSE = 200  # characters
+MAX_LICENSE, MAX_TAG = 200, 40  # characters
 FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -125,6 +125,7 @@ def _check(config: object) -> None:
         raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
     _check_sections(config)
     _check_labels(config.get("labels", []))
+    _check_language_tags(config.get("language_tags", {}))
     license = config.get("license", "")
     if not isinstance(license, str) or len(license) > MAX_LICENSE or not license.isprintable():
         raise ValueError(
@@ -148,6 +149,12 @@ def _check_labels(labels: object) -> None:
     "".join(labels).encode()  # raises UnicodeEncodeError, a ValueError, for a label that cannot be printed
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
+
+
+def _check_language_tags(tags: object) -> None:
+    texts = [*tags.keys(), *tags.values()] if isinstance(tags, dict) else [None]
+    if not all(isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_TAG for text in texts):
+        raise ValueError("expected a tag of each language under 'language_tags'")
 
 
 def _check_answer_length(length: object, model: Config) -> None:

@@ -172,6 +172,39 @@ def shared_vocabularies(
     return vocabulary, _rewritten(written, types, pieces, control)
 
 
+def tagged_vocabularies(
+    model: bytes, ids: dict[str, int], special: set[str], tags: dict[str, int], control: ControlIds
+) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabularies of sources and of translations, with the same pieces in one order, of a model with tags of
+    languages.
+
+    A tag is a piece of a source wherever it begins a word. In a translation it is no text, as other special tokens.
+
+    Args:
+        model: the SentencePiece model of both sides.
+        ids: the vocabulary of the model from outside, without tags.
+        special: those of it that are no text.
+        tags: the ids of the tags.
+        control: its control ids.
+
+    Raises:
+        ValueError: the model is damaged, or would change the spelling of a tag.
+    """
+    proto, types = parsed(model)
+    text = {piece: id for piece, id in ids.items() if piece not in special}
+    pieces = _emitted(proto, types, text, control)
+    more = [id for piece, id in ids.items() if piece in special and id not in control]
+    pieces += [_Piece(f"<id {id}>", 0.0, types.CONTROL, id) for id in more]
+    lacking = {piece: each for piece, each in _pieces_of_text(proto, types).items() if piece not in ids}
+    pieces += [_Piece(piece, each.score, each.type, control.unknown) for piece, each in lacking.items()]
+    source, target = (
+        _rewritten(proto, types, [*pieces, *(_Piece(SPACE + tag, 0.0, type, id) for tag, id in tags.items())], control)
+        for type in (types.USER_DEFINED, types.CONTROL)
+    )
+    _check_tags(source, tags)
+    return source, target
+
+
 def _pieces_of_text(proto: Any, types: Any) -> dict[str, Any]:
     """The pieces that a text may be cut into, or that stand unused."""
     kept = (types.NORMAL, types.USER_DEFINED, types.UNUSED, types.BYTE)

@@ -20,7 +20,13 @@ GPT2_TOKENS = dict.fromkeys(SPECIAL[:3], "<|endoftext|>")
 BERT_TOKENS = dict(zip(SPECIAL[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
 
 
-def text_vocabulary(folder: ModelFolder, ids: list[int], has_ends: bool, has_mask: bool = False) -> Vocabulary:
+def text_vocabulary(
+    folder: ModelFolder,
+    ids: list[int],
+    has_ends: bool,
+    has_mask: bool = False,
+    rewrite: Callable[[str], str] = str,
+) -> Vocabulary:
     """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
 
     Args:
@@ -28,13 +34,14 @@ def text_vocabulary(folder: ModelFolder, ids: list[int], has_ends: bool, has_mas
         ids: for each of our ids, the id in the model from outside.
         has_ends: whether the model reads the end of a text, which its tokenizer must put there.
         has_mask: whether our id 4 is the mask.
+        rewrite: what the run keeps in place of the text of a tokenizer.json.
 
     Raises:
         RequestError: there is no file of a tokenizer, or it is damaged, or does not fit the model.
     """
     name, text = _tokenizer_of(folder)
     try:
-        tokenizer = HuggingFaceTokenizer.of(text, ids, has_mask, _chat_template(folder))
+        tokenizer = HuggingFaceTokenizer.of(rewrite(text), ids, has_mask, _chat_template(folder))
         spelled = tokenizer.vocabulary_size and tokenizer.encode(["a"])
     except ValueError as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error

@@ -37,7 +37,8 @@ class Weight(NamedTuple):
         theirs: the tensor's name; empty if the model from outside has no such weight.
         axes: the tensor's axes, a letter each. `Layout` knows their sizes and how to order them.
         order: the axes of the tensor in the order of ours, as for `numpy.transpose`; empty if it is the same.
-        default: the value of all numbers where the tensor is missing; None if it may not be missing.
+        default: the value of all numbers where the tensor is missing, or an array of them; None if it may not be
+            missing.
         fixed: numbers that are set, by their places in our order on the last axis.
         factor: all numbers are multiplied by it.
         part: which part of how many equal parts along the last axis it is; the first of one by default.
@@ -49,7 +50,7 @@ class Weight(NamedTuple):
     theirs: str
     axes: str
     order: tuple[int, ...] = ()
-    default: float | None = None
+    default: float | np.ndarray | None = None
     fixed: Mapping[int, float] = {}
     factor: float = 1.0
     part: tuple[int, int] = (0, 1)
@@ -292,6 +293,7 @@ class Imported(NamedTuple):
         languages: the languages of source and target; None if the model does not say.
         labels: the labels of a classifier, in the order of its logits.
         license: the licence that the folder names; "" if it names none.
+        language_tags: the tag of each language, by the model's own code, of a translator between many languages.
     """
 
     config: Config
@@ -301,6 +303,7 @@ class Imported(NamedTuple):
     languages: tuple[str, str] | None = None
     labels: list[str] = []
     license: str = ""
+    language_tags: Mapping[str, str] = {}
 
     @property
     def task(self) -> str:

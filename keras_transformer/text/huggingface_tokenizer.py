@@ -62,7 +62,7 @@ class HuggingFaceTokenizer(Tokenizer):
         own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
         # Some control ids of ours may be copies of one id. A text has the last of these, which a model reads and emits.
         self._ours = {self._ids[place]: place for place in (UNKNOWN, START, END)} | own
-        around = [*self._library.encode("").ids]
+        around = [*self._library.encode("a").ids]  # with a text inside, because start and end may be one id
         self.has_start = around[:1] == [self._ids[START]] and self._ids[START] not in own
         self.has_end = len(around) > self.has_start and around[-1] == self._ids[END]
 

@@ -11,11 +11,16 @@ import sentencepiece
 from tests.tiny_text import lines
 
 TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
+M2M_TAGS, NLLB_TAGS = ["__de__", "__en__", "__ast__"], ["deu_Latn", "eng_Latn", "zho_Hans"]
 TEXT = [*lines(0), "Zürich, naïve café déjà-vu.", "Это проверка!", "two  spaces"]
 T5: dict[str, Any] = {
     "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 6, "decoder_start_token_id": 0, "tie_word_embeddings": False,
     "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+SIDES: dict[str, Any] = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
 }  # fmt: skip
 
 
@@ -35,7 +40,9 @@ def saved(folder: Path, model: Any) -> Any:
     torch.manual_seed(1)
     for name, tensor in model.named_parameters():
         is_norm = "norm" in name
-        tensor.data.copy_(is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4))
+        values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4)
+        factor = -1 if name == "model.decoder.layer_norm.weight" else 4 if "encoder_attn." in name else 1
+        tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
     model.eval().save_pretrained(str(folder))
     return model
 
@@ -59,16 +66,66 @@ def madlad(folder: Path) -> Any:
 
     model = pieces(80, user_defined_symbols=TAGS)
     (folder / "spiece.model").write_bytes(model)
-    options = {
+    options: Any = {
         "extra_ids": 0, "additional_special_tokens": [], "bos_token": "<s>", "pad_token": "<s>", "unk_token": "<unk>",
         "added_tokens_decoder": {str(id): {"content": text} for id, text in enumerate(("<unk>", "<s>", "</s>"))},
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
-    own: Any = {"pad_token_id": 1, "eos_token_id": 2, "scale_decoder_outputs": False}
-    config = transformers.T5Config(vocab_size=96, **own, **T5)
+    own: Any = {"vocab_size": 96, "pad_token_id": 1, "eos_token_id": 2, "scale_decoder_outputs": False}
+    config = transformers.T5Config(**own, **T5)
     made: Any = transformers.T5ForConditionalGeneration(config)
     made.lm_head.weight = made.lm_head.weight.__class__(made.lm_head.weight.clone())
     return saved(folder, made)
 
 
-FOLDERS: dict[str, Callable[[Path], Any]] = {"mt5": mt5, "madlad": madlad}
+def m2m_model(folder: Path, size: int) -> Any:
+    import transformers
+
+    config = transformers.M2M100Config(vocab_size=size, max_position_embeddings=64, **SIDES)
+    return saved(folder, transformers.M2M100ForConditionalGeneration(config))
+
+
+def write_m2m_tokenizer(folder: Path) -> int:
+    """A list of pieces, which lacks one of SentencePiece's, and a list of tags without ids; how many ids there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = pieces(80)
+    (folder / "sentencepiece.bpe.model").write_bytes(own)
+    cut = sentencepiece.SentencePieceProcessor(model_proto=own)
+    texts = ["<s>", "<pad>", "</s>", "<unk>", *map(cut.id_to_piece, range(3, cut.vocab_size() - 1))]
+    (folder / "vocab.json").write_text(json.dumps({text: id for id, text in enumerate(texts)}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": M2M_TAGS}))
+    return len(texts) + len(M2M_TAGS)
+
+
+def m2m(folder: Path) -> Any:
+    """M2M-100."""
+    return m2m_model(folder, write_m2m_tokenizer(folder) + 3)
+
+
+def nllb_folder(folder: Path) -> Any:
+    """The files of NLLB's tokenizer as transformers 5 writes them beside fairseq's; the tokenizer."""
+    import transformers
+
+    (folder / "sentencepiece.bpe.model").write_bytes(pieces(120, model_type="bpe"))
+    named = {"tokenizer_class": "NllbTokenizer", "additional_special_tokens": NLLB_TAGS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer: Any = transformers.NllbTokenizer.from_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return tokenizer
+
+
+def nllb(folder: Path) -> Any:
+    """NLLB-200 with its SentencePiece model."""
+    return m2m_model(folder, len(nllb_folder(folder)) + 2)
+
+
+def nllb_alone(folder: Path) -> Any:
+    """NLLB-200 as transformers 5 writes it, with tokenizer.json alone."""
+    model = nllb(folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    return model
+
+
+FOLDERS: dict[str, Callable[[Path], Any]] = {
+    "mt5": mt5, "madlad": madlad, "m2m": m2m, "nllb": nllb, "nllb-alone": nllb_alone
+}  # fmt: skip

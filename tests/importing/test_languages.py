@@ -1,5 +1,6 @@
 """Models of many languages are imported: they read and write as those of transformers."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ import numpy as np
 import pytest
 
 import keras_transformer
+from keras_transformer.__main__ import main
 from keras_transformer.decoding.sentences import padded
+from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.importing.many_languages import sinusoids
+from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, START
 from tests.graphs import search_eagerly
-from tests.importing.language_models import FOLDERS, TAGS, TEXT
-from tests.importing.theirs import change, tensors_of
+from tests.importing.language_models import FOLDERS, M2M_TAGS, NLLB_TAGS, SIDES, TAGS, TEXT, write_m2m_tokenizer
+from tests.importing.theirs import change, safetensors, tensors_of
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
 LONGEST = 12
@@ -35,7 +40,7 @@ def logits_agree(imported: Any, model: Any, sources: list[list[int]]) -> None:
     import torch
 
     ids, draw = imported.target.ids, np.random.default_rng(1)
-    pieces = [*range(imported.config["num_control_ids"], len(ids))]
+    pieces = [id for id in range(imported.config["num_control_ids"], len(ids)) if ids[id] not in ids[: END + 1]]
     own = imported.model()
     for row in sources:
         target = draw.choice(pieces, 7).tolist()
@@ -104,3 +109,182 @@ def test_an_mt5_is_tied_if_its_matrices_are_the_same(tmp_path):
         assert not imported.config["tied_output"]
         [gain] = [each for each in imported.weights.table if each.ours == "decoder_stack.norm.scale"]
         assert gain.factor == 1, "an mT5 divides no states"
+
+
+def tokenizer_of(kind: str, folder: Path) -> Any:
+    """Their tokenizer, with their list of codes cut down to ours."""
+    import transformers
+
+    if kind != "m2m":
+        return transformers.NllbTokenizer.from_pretrained(str(folder))
+    codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
+    codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
+    return transformers.M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["m2m", "nllb", "nllb-alone"])
+def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerly):
+    pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = FOLDERS[kind](tmp_path)
+    theirs = tokenizer_of(kind, tmp_path)
+    imported = read_huggingface(tmp_path)
+    source = imported.source
+    codes = [tag.strip("_") for tag in (M2M_TAGS if kind == "m2m" else NLLB_TAGS)]
+    assert [*imported.language_tags] == codes
+    rows = []
+    for place, line in enumerate(LINES):
+        theirs.src_lang = codes[place % 3]
+        rows.append(theirs(line)["input_ids"])
+        tag = source.tokenizer.encode([imported.language_tags[codes[place % 3]]])[0]
+        assert [source.ids[id] for id in [*tag, *source.tokenizer.encode([line])[0], END]] == rows[-1], line
+    logits_agree(imported, model, rows[:4])
+    translator: Any = keras_transformer.import_huggingface(tmp_path)
+    translator.save(tmp_path / "run")
+    never = {*source.ids[: END + 1], *range(max(source.ids) + 1, model.config.vocab_size)} - {source.ids[END]}
+    for one in (translator, keras_transformer.load(tmp_path / "run")):
+        texts = set[str]()
+        for place, (line, row) in enumerate(zip(LINES, rows, strict=True)):
+            languages = codes[place % 3], codes[(place + 1) % 3]
+            tag = theirs.convert_tokens_to_ids(imported.language_tags[languages[1]])
+            [found] = greedy(model, [row], never, forced_bos_token_id=tag)
+            [[best]] = one.between(*languages).n_best([line], num_beams=1, max_length=LONGEST, split="off")
+            assert [source.ids[id] for id in best.ids][: LONGEST - 1] == found
+            text = theirs.decode([source.ids[id] for id in best.ids[1:]], skip_special_tokens=True)
+            assert best.text == text.strip()
+            texts.add(text)
+        assert len(texts) > 3
+
+
+def folder_without_transformers(folder: Path) -> Path:
+    """A folder of M2M-100 with random weights, which is made without transformers."""
+    size = write_m2m_tokenizer(folder) + 3
+    width, inner = SIDES["d_model"], SIDES["encoder_ffn_dim"]
+    kernels, norms = {"model.shared": (size, width)}, list[str]()
+    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        norms.append(f"model.{stack}.layer_norm")
+        for layer in (f"model.{stack}.layers.{number}" for number in range(SIDES[f"{stack}_layers"])):
+            names = [f"{layer}.{each}.{kind}_proj" for each in attentions for kind in ("q", "k", "v", "out")]
+            kernels |= {**dict.fromkeys(names, (width, width)), f"{layer}.fc1": (inner, width)}
+            kernels |= {f"{layer}.fc2": (width, inner)}
+            norms += [f"{layer}.{each}_layer_norm" for each in (*attentions, "final")]
+    draw = np.random.default_rng(1)
+    tensors = {f"{name}.weight": draw.normal(size=shape) for name, shape in kernels.items()}
+    tensors |= {f"{name}.bias": draw.normal(size=shape[0]) for name, shape in kernels.items() if name != "model.shared"}
+    tensors |= {f"{name}.{part}": draw.normal(size=width) for name in norms for part in ("weight", "bias")}
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    options = {
+        "model_type": "m2m_100",
+        "vocab_size": size,
+        "max_position_embeddings": 64,
+        "activation_function": "relu",
+    }
+    (folder / "config.json").write_text(json.dumps({**SIDES, **options}))
+    return folder
+
+
+def test_a_folder_that_names_no_languages_is_refused(tmp_path):
+    folder = folder_without_transformers(tmp_path)
+    assert [*read_huggingface(folder).language_tags] == ["de", "en", "ast"]
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    change(folder, "special_tokens_map.json", additional_special_tokens=["<mask>"])
+    with pytest.raises(RequestError, match="expected tags of languages, such as eng_Latn or __en__, in tokenizer.json"):
+        read_huggingface(folder)
+    for tokens in ({"__en__": 3}, {"__en__": size}, {"__en__": "9"}):
+        (folder / "added_tokens.json").write_text(json.dumps(tokens))
+        with pytest.raises(RequestError, match=f"expected an id below {size} for each piece and each tag"):
+            read_huggingface(folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    with pytest.raises(RequestError, match="expected a file tokenizer.json"):
+        read_huggingface(folder)
+
+
+def test_sinusoids_begin_at_2_and_their_exponents_reach_1():
+    found = sinusoids(5, 6)
+    angles = np.arange(5)[:, None] * np.array([1.0, 0.01, 0.0001])
+    np.testing.assert_allclose(found, np.concatenate([np.sin(angles), np.cos(angles)], axis=1), atol=1e-7)
+    assert sinusoids(3, 7)[:, -1].tolist() == [0, 0, 0] and sinusoids(2, 2).shape == (2, 2)
+
+
+def test_commands_name_the_languages(tmp_path, eagerly, monkeypatch, capsys):
+    folder = folder_without_transformers(tmp_path / "model")
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    translator: Any = keras_transformer.import_huggingface(folder)
+    run, lines = str(tmp_path / "run"), ["the dogs", "", "the sea"]
+    assert read_config(tmp_path / "run")["language_tags"] == translator.language_tags
+    expected = translator.between("en", "de").translate(lines, max_length=6)
+
+    def answer(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+        return (main(["translate", run, "--max-length", "6", *flags]), *capsys.readouterr())
+
+    for engine in ("keras", "onnx"):
+        code, out, _ = answer("--source-language", "en", "--target-language", "de", "--engine", engine)
+        assert code == 0 and out.splitlines() == expected
+    code, _, told = answer("--source-language", "en")
+    assert code == 2 and "this model translates between 3 languages, such as de, en, ast: name those" in told
+    assert "by --target-language" in told
+    code, _, told = answer("--source-language", "eng", "--target-language", "de")
+    assert code == 2 and "one of the model's 3 languages, such as en, de, ast; received 'eng'" in told
+    for name, text in (("s", lines), ("t", ["die hunde", "", "das meer"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
+    sides = ["--source-language", "en", "--target-language", "de", "--source", str(tmp_path / "s")]
+    assert main(["evaluate", run, *sides, "--reference", str(tmp_path / "t"), "--engine", "keras"]) == 0
+    assert main(["score", run, *sides, "--target", str(tmp_path / "t")]) == 0
+    assert main(["score", run, *sides[4:], "--target", str(tmp_path / "t")]) == 2
+
+
+def test_tags_stand_before_sources_and_translations(tmp_path, eagerly):
+    translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path))
+    both = translator.between("ast", "en")
+    tokenizer = translator.source_tokenizer
+    (ast,), (en,) = tokenizer.encode(["__ast__", "__en__"])
+    assert both.direction == ([ast], [en]) and both.learned_text.target_language == "en"
+    given: list[Any] = []
+    search = both.decoder.search
+
+    def kept(arrays: Any, options: Any) -> Any:
+        given.append(arrays)
+        return search(arrays, options)
+
+    both.decoder.search = kept
+    [[best]] = both.n_best(["the dogs"], prefixes=["sea"], num_beams=2)
+    [row] = given[0].source_ids.tolist()
+    assert row == [ast, *tokenizer.encode(["the dogs"])[0], END]
+    prefix = [en, *translator.target_tokenizer.encode(["sea"])[0]]
+    assert [*best.ids[: len(prefix)]] == prefix and best.text.startswith("sea")
+    assert translator.target_tokenizer.decode([[en, *prefix]]) == ["sea"], "a tag is no text of a translation"
+    [short] = both.n_best(["the dogs " * 400], num_beams=1, max_length=3, split="off")
+    assert given[1].source_ids.shape[1] == both.max_source_length + 1 and short
+    looked_at = both.attention("the dogs", "sea")["cross"].keys.labels
+    assert [*looked_at] == tokenizer.pieces(row)
+    with pytest.raises(RequestError, match="such as de, en, ast: name those .* --source-language and --target-lang"):
+        translator.translate("the dogs")
+    plain = keras_transformer.Translator(translator.model, tokenizer)
+    with pytest.raises(RequestError, match="target_language 'en' is for a model of many languages"):
+        plain.between(None, "en")
+
+
+def test_a_run_with_damaged_tags_is_refused(tmp_path, eagerly):
+    folder = folder_without_transformers(tmp_path / "model")
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    for tags in (["de"], {"de": 1}, {"de": ""}, {"de": "x" * 41}):
+        change(tmp_path / "run", "config.json", language_tags=tags)
+        with pytest.raises(RequestError, match="expected a tag of each language under 'language_tags'"):
+            read_config(tmp_path / "run")
+    change(tmp_path / "run", "config.json", language_tags={"de": "the dogs"})
+    with pytest.raises(RequestError, match="no piece for the tag of de"):
+        keras_transformer.load(tmp_path / "run").between("de", "de").translate("sea")
+
+
+@pytest.mark.parity
+def test_a_folder_may_name_the_languages_that_are_meant(tmp_path):
+    pytest.importorskip("torch"), pytest.importorskip("transformers")
+    FOLDERS["nllb-alone"](tmp_path)
+    assert read_huggingface(tmp_path).languages is None
+    tag = next(each["id"] for each in json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"][::-1])
+    change(tmp_path, "generation_config.json", forced_bos_token_id=tag)
+    assert read_huggingface(tmp_path).languages == ("eng_Latn", "zho_Hans")
+    change(tmp_path, "generation_config.json", forced_bos_token_id=5)
+    with pytest.raises(RequestError, match="forced_bos_token_id"):
+        read_huggingface(tmp_path)

@@ -13,6 +13,7 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length
 from keras_transformer.errors import warn
 from keras_transformer.lengths import penalty
+from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.splitting import LearnedText, divided, joined, sentences_in
@@ -66,14 +67,21 @@ class Passages:
         most: the most pieces of a source.
         options: how the lines are translated.
         learned: the text that the model learned from.
+        direction: the tags of the languages, which take room of sources.
     """
 
     def __init__(
-        self, tokenizers: tuple[Tokenizer, Tokenizer], most: int, options: SearchOptions, learned: LearnedText
+        self,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        most: int,
+        options: SearchOptions,
+        learned: LearnedText,
+        direction: Direction = NO_TAGS,
     ):
         self.tokenizer, self.target_tokenizer = tokenizers
         self.tags = self.tokenizer.tags
-        self.most, self.split, self.learned = most, options.split, learned
+        self.most, self.split, self.learned = most - len(direction.source), options.split, learned
+        self.direction = direction
         self.joins = self.split != "off" and options.n_best == 1 and not options.alignments
         self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
 
@@ -123,7 +131,7 @@ class Passages:
             self.num_cut_prefixes += len(prefix) > self.most
             free = [PAD if id == UNKNOWN else id for id in prefix]
             sentences += [
-                Sentence(place + part, passage.number, source, free, part).cut(self.most)
+                self.direction.of(Sentence(place + part, passage.number, source, free, part).cut(self.most))
                 for part, source in enumerate(sources)
                 if source
             ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from keras_transformer.export_folder import ExportFolder
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.translation.languages import Direction, chosen, direction_of
 from keras_transformer.tasks.translation.passages import Layout, Passages, translations, warn_of_cuts
 from keras_transformer.tasks.translation.saving import write_translator
 from keras_transformer.text.lines import is_blank, string_of, strings_of
@@ -51,18 +53,16 @@ class Translator(Pipeline):
         target_language: such as "de", if it is known; `evaluate` chooses BLEU's tokenizer by it.
         source_language: such as "en", if it is known; text is split into sentences by its rules.
         sentences_per_line: how many sentences the lines hold that the model learned from. As many stay together.
+        language_tags: the tag of each language, by its code, of a model between many languages; see `between`.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or more than the model can take; or `search` or
-            `sentences_per_line` is wrong.
+        RequestError: `max_source_length` is not positive or more than the model takes; or another option is wrong.
 
     Example:
 
     >>> translator = keras_transformer.load("runs/numbers-en-de-auto")
     >>> translator.translate("twenty-one")
     'einundzwanzig'
-    >>> translator.translate(["twenty-one", "two"])
-    ['einundzwanzig', 'zwei']
     """
 
     task, takes_target = TASK, True
@@ -77,11 +77,13 @@ class Translator(Pipeline):
         target_language: str | None = None,
         source_language: str | None = None,
         sentences_per_line: int = 1,
+        language_tags: Mapping[str, str] | None = None,
     ):
         self.decoder = decoder_of(model)
         require_whole("sentences_per_line", sentences_per_line, 1)
         given = LearnedText(source_language, target_language, sentences_per_line)
         self.learned_text = self.decoder.learned_text if given == LearnedText() else given
+        self.language_tags = dict(language_tags or {})
         self.search = own_search(dict(self.decoder.own_search) if search is None else search)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
@@ -90,25 +92,29 @@ class Translator(Pipeline):
         self.decoder.check_source_length(self.max_source_length)
 
     def __repr__(self) -> str:
-        vocabulary = f"{self.target_tokenizer.vocabulary_size:,}"
-        if self.source_tokenizer is not self.target_tokenizer:
-            vocabulary = f"{self.source_tokenizer.vocabulary_size:,} → {vocabulary}"
-        return (
-            f"<Translator: {self.decoder!r}, vocabulary {vocabulary}, sources of up to {self.max_source_length} pieces>"
-        )
+        sizes = " → ".join(f"{each.vocabulary_size:,}" for each in dict.fromkeys(self.tokenizers))
+        return f"<Translator: {self.decoder!r}, vocabulary {sizes}, sources of up to {self.max_source_length} pieces>"
 
     @property
     def target_language(self) -> str | None:
         """What the model writes, such as "de", if it is known."""
         return self.learned_text.target_language
 
+    def between(self, source_language: str | None, target_language: str | None) -> Translator:
+        """The translator of a direction, for a model between many languages; None leaves a side as it is. The codes are
+        the model's own, such as "eng_Latn"; RequestError is raised for one that it does not know."""
+        other = copy.copy(self)
+        other.learned_text = chosen(self.learned_text, self.language_tags, source_language, target_language)
+        return other
+
+    @property
+    def direction(self) -> Direction:
+        """The tags of the languages. Raises RequestError if they are needed and not chosen."""
+        return direction_of(self.learned_text, self.language_tags, self.source_tokenizer)
+
     @property
     def model(self) -> Transformer:
-        """The Keras model.
-
-        Raises:
-            RequestError: the translator is an export's, which has none.
-        """
+        """The Keras model. Raises RequestError if the translator is an export's, which has none."""
         return self.decoder.model
 
     @overload
@@ -198,7 +204,7 @@ class Translator(Pipeline):
         options = replace(options, split=long or options.split)
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
-        passages = Passages(self.tokenizers, self.max_source_length, options, self.learned_text)
+        passages = Passages(self.tokenizers, self.max_source_length, options, self.learned_text, self.direction)
         unread = UnreadCharacters(self.source_tokenizer)
         while ahead := list(islice(numbered, num_ahead)):
             unread.look(line for _, (line, _) in ahead)
@@ -210,7 +216,7 @@ class Translator(Pipeline):
         unread.tell()
 
     def search_ids(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
-        """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""
+        """`stream` with pieces, each source of at most `max_source_length` without an end, and without any tags."""
         sentences = [Sentence(place, place, list(ids), []) for place, ids in enumerate(sources) if ids]
         return translations(self.decoder, self.target_tokenizer, len(sources), sentences, options)
 
@@ -227,7 +233,8 @@ class Translator(Pipeline):
                 f"expected a target for each source; received {len(source_ids)} sources, {len(target_ids)} targets"
             )
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
-        return scores_of(self.log_probs, source_ids, [[*ids, END] for ids in target_ids], lengths, batch_size)
+        rows = [[*self.direction.target, *ids, END] for ids in target_ids]
+        return scores_of(self.log_probs, source_ids, rows, lengths, batch_size)
 
     def evaluate(
         self,
@@ -272,10 +279,10 @@ class Translator(Pipeline):
             raise RequestError("expected a text; received a blank one")
         model, (source,) = self.model, self._source_ids([text])
         if target is None:
-            [[best]] = self.search_ids([source], self.search_options())
+            [[best]] = self.n_best([text], split="off")
             written = [id for id in best.ids if id != END]
         else:
-            (written,) = self.target_tokenizer.encode([target])
+            written = self.direction.target + self.target_tokenizer.encode([target])[0]
         return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     @property
@@ -313,11 +320,12 @@ class Translator(Pipeline):
                 translation, a vocabulary does not fit the model, or the configuration lacks a part of the model.
         """
         sentences = self.learned_text.sentences_per_line
-        write_translator(folder, self.model, self.tokenizers, languages, validation, overwrite, self.search, sentences)
+        own = {"search": self.search, "language_tags": self.language_tags}
+        write_translator(folder, self.model, self.tokenizers, languages, validation, overwrite, own, sentences)
 
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
         """The pieces of sources, cut where they are too long; a warning counts those."""
-        encoded = self.source_tokenizer.encode(lines)
+        encoded = [self.direction.source + ids for ids in self.source_tokenizer.encode(lines)]
         warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
         return [ids[: self.max_source_length] for ids in encoded]
 
@@ -346,8 +354,7 @@ def load(
         provider: what an export computes on, see `OnnxDecoder`.
 
     Raises:
-        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads
-            or a provider.
+        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or an option is no run's.
     """
     folder, export = RunFolder(run), ExportFolder(run)
     if export.is_export() and not folder.is_run():
@@ -380,13 +387,14 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
     tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
     if not folder.is_run():
         return Translator(decoder, *tokenizers, max_source_length)
-    # A graph that was kept for an earlier request has its options in its metadata: a run's are in its configuration.
-    config = read_config(folder)
+    config = read_config(folder)  # a graph that was kept for an earlier request has other options in its metadata
     learned = LearnedText.of_corpus(config.get("corpus", {}))
-    return Translator(decoder, *tokenizers, max_source_length, config.get("search", {}), **asdict(learned))
+    search, tags = (config.get(name, {}) for name in ("search", "language_tags"))
+    return Translator(decoder, *tokenizers, max_source_length, search, language_tags=tags, **asdict(learned))
 
 
 def imported(found: Imported) -> Translator:
     """The translator of a model that was read from another format."""
-    languages = asdict(LearnedText(*found.languages) if found.languages else LearnedText())
-    return Translator(found.model(), found.source.tokenizer, found.target.tokenizer, search=found.search, **languages)
+    own = (found.source.tokenizer, found.target.tokenizer, None, found.search)
+    learned = asdict(LearnedText(*found.languages or ()))
+    return Translator(found.model(), *own, language_tags=found.language_tags, **learned)

@@ -26,10 +26,11 @@ def write_translator(
     languages: tuple[str, str] | None = None,
     validation: tuple[Sequence[str], Sequence[str]] | None = None,
     overwrite: bool = False,
-    search: Config | None = None,
+    sections: Config | None = None,
     sentences_per_line: int = 1,
 ) -> None:
-    """Writes the run folder of a translator; see `Translator.save`.
+    """Writes the run folder of a translator; see `Translator.save`. Of the `sections` of config.json empty ones are
+    left out.
 
     Raises:
         RequestError: see `Translator.save`.
@@ -52,7 +53,7 @@ def write_translator(
     corpus: Config = dict(zip(("source_language", "target_language"), languages or (), strict=False))
     if sentences_per_line > 1:
         corpus["sentences_per_line"] = sentences_per_line
-    sections = {**({"search": search} if search else {}), "corpus": corpus}
+    sections = {**{name: content for name, content in (sections or {}).items() if content}, "corpus": corpus}
     write_run(path, "translation", twin, sections, lambda run: _write_text(run, twin, tokenizers, validation))
 
 

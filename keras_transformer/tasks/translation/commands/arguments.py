@@ -66,6 +66,7 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add_pair_options(parser)
     add_provider_option(parser)
+    add_language_options(parser)
 
 
 def add_distill_options(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +122,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_provider_option(parser)
     add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
     add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+    add_language_options(parser)
+
+
+def add_language_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the direction of a model between many languages."""
+    for side in ("source", "target"):
+        told = f"the language of the {side}, of a model between many, in its own codes, such as eng_Latn or en"
+        parser.add_argument(f"--{side}-language", metavar="CODE", help=told)
 
 
 def add_provider_option(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from keras_transformer.files import write_text
 from keras_transformer.lazy import tf
 from keras_transformer.machine import gpus_of_the_driver, num_cores
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
+from keras_transformer.tasks.translation.languages import SIDES
 from keras_transformer.tasks.translation.pipeline import translator_of
 from keras_transformer.text.lines import read_lines, sha256_of_source
 
@@ -159,7 +160,20 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
             require_whole(flag, number, 1)
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
-    return translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
+    translator = translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
+    return in_direction(translator, arguments)
+
+
+def in_direction(translator: Translator, arguments: argparse.Namespace) -> Translator:
+    """The translator between the languages that a command names.
+
+    Raises:
+        RequestError: the model does not know them, or they are needed and not named.
+    """
+    sides = (getattr(arguments, name, None) for name in SIDES)
+    translator = translator.between(*sides)
+    translator.direction  # noqa: B018 (it tells now that languages are missing)
+    return translator
 
 
 def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
@@ -174,8 +188,9 @@ def chosen_decoder(
 ) -> Callable[[], Decoder]:  # fmt: skip
     """What opens the decoder; the graphs of a run are built first if they are not there."""
     run = RunFolder(arguments.run)
-    # A vocabulary of Hugging Face's may put a start before a translation, which is a prefix then.
-    with_halves = options.sampling or has_prefixes or run.foreign_tokenizer.is_file()
+    # A vocabulary of Hugging Face's may put a start before a translation, which is a prefix then, as a tag is.
+    is_tagged = run.is_run() and bool(read_config(run).get("language_tags"))
+    with_halves = options.sampling or has_prefixes or is_tagged or run.foreign_tokenizer.is_file()
     if ExportFolder(run.path).is_export() and not run.is_run():
         if others_of(arguments):
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")

@@ -14,7 +14,7 @@ from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tasks.translation.commands.engines import open_translator
+from keras_transformer.tasks.translation.commands.engines import in_direction, open_translator
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import load
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -57,7 +57,7 @@ def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokeniz
 
 def score(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity of translations, a line for a line, and of all on standard error."""
-    score_pairs(arguments, lambda: scorer(arguments.run, arguments.provider))
+    score_pairs(arguments, lambda: in_direction(scorer(arguments.run, arguments.provider), arguments).score)
 
 
 def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]) -> None:
@@ -72,19 +72,19 @@ def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]
     say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
 
 
-def scorer(folder: str, provider: str = "auto") -> Scorer:
-    """What scores translations with a run, or with an export, which needs neither Keras nor TensorFlow.
+def scorer(folder: str, provider: str = "auto") -> Translator:
+    """What scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
 
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
     """
     if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
-        return load(folder, provider=provider).score
+        return load(folder, provider=provider)
     if provider != "auto":
         raise RequestError(f"--provider {provider} is for exports; {folder} is a run: leave it out, or give an export")
     read_config(folder)
     load_tensorflow()
-    return load(folder).score
+    return load(folder)
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,86 @@
+"""The direction of a translator between many languages: the tags of its source and of its target."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from keras_transformer.decoding.sentences import Ids, Sentence
+from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
+from keras_transformer.text.splitting import LearnedText
+from keras_transformer.text.tokenizer import Tokenizer
+
+MOST_SHOWN = 8  # so many languages a message names
+SIDES = ("source_language", "target_language")
+
+
+class Direction(NamedTuple):
+    """The tags of a direction; a model of one direction has none.
+
+    Args:
+        source: the ids with which each source begins.
+        target: the ids with which each translation is forced to begin.
+    """
+
+    source: Ids = []
+    target: Ids = []
+
+    def of(self, sentence: Sentence) -> Sentence:
+        """The sentence with its tags."""
+        return replace(sentence, source=self.source + sentence.source, prefix=self.target + sentence.prefix)
+
+
+NO_TAGS = Direction()
+
+
+def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None) -> LearnedText:
+    """What a model learned from, in the direction that is asked for.
+
+    Args:
+        learned: with the languages that hold where None is asked for.
+        tags: the tag of each language, by the model's own code.
+        languages: those of source and target.
+
+    Raises:
+        RequestError: the model has no tags, or not of a language that is asked for.
+    """
+    asked: Config = {side: code for side, code in zip(SIDES, languages, strict=True) if code is not None}
+    for side, code in asked.items():
+        if not tags:
+            raise RequestError(f"{side} {code!r:.40} is for a model of many languages; this one has one direction")
+        if code not in tags:
+            near = difflib.get_close_matches(str(code), tags, MOST_SHOWN, cutoff=0.0)
+            raise RequestError(
+                f"{side}: expected one of the model's {len(tags):,} languages, such as {', '.join(near)}; received "
+                f"{code!r:.40}"
+            )
+    return replace(learned, **asked)
+
+
+def direction_of(learned: LearnedText, tags: Mapping[str, str], tokenizer: Tokenizer) -> Direction:
+    """The tags of a direction.
+
+    Args:
+        learned: with the languages of source and target.
+        tags: see `chosen`; a model of one direction has none.
+        tokenizer: the vocabulary of sources, in which a tag has the same id as in that of translations.
+
+    Raises:
+        RequestError: a language is not known, or its tag is no piece.
+    """
+    if not tags:
+        return NO_TAGS
+    codes = (learned.source_language, learned.target_language)
+    if missing := [side for side, code in zip(SIDES, codes, strict=True) if code not in tags]:
+        flags = " and ".join(f"--{side.replace('_', '-')}" for side in missing)
+        raise RequestError(
+            f"this model translates between {len(tags):,} languages, such as {', '.join([*tags][:MOST_SHOWN])}: name "
+            f"those that are meant by {flags}, in Python by `translator.between(source_language, target_language)`"
+        )
+    sides = tokenizer.encode([tags[str(code)] for code in codes])
+    if strange := [code for code, ids in zip(codes, sides, strict=True) if len(ids) != 1]:
+        raise RequestError(f"the vocabulary has no piece for the tag of {strange[0]}: it is another run's")
+    return Direction(*sides)
