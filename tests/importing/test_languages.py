@@ -14,8 +14,9 @@ from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
+from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.tokenizer import END, START
+from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
 from tests.importing.language_models import FOLDERS, M2M_TAGS, NLLB_TAGS, SIDES, TAGS, TEXT, write_m2m_tokenizer
 from tests.importing.theirs import change, safetensors, tensors_of
@@ -197,6 +198,12 @@ def test_a_folder_that_names_no_languages_is_refused(tmp_path):
     (folder / "sentencepiece.bpe.model").unlink()
     with pytest.raises(RequestError, match="expected a file tokenizer.json"):
         read_huggingface(folder)
+
+
+def test_only_copies_of_ids_take_no_probability():
+    madlad, bart, t5 = [1, 0, 0, 2, 3], [1, 1, 2, 2, 0], [0, 2, 0, 1, 3]  # pad, unknown, start, end, and a piece
+    assert [[*fixed_logits(ids)] for ids in (madlad, bart, t5)] == [[START], [UNKNOWN, START], [START]]
+    assert [*fixed_logits([1, 3, 2, 2, 0, 3])] == [START, 5], "a piece without an id of its own has the unknown one's"
 
 
 def test_sinusoids_begin_at_2_and_their_exponents_reach_1():
