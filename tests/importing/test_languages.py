@@ -186,7 +186,8 @@ def folder_without_transformers(folder: Path) -> Path:
 
 def test_a_folder_that_names_no_languages_is_refused(tmp_path):
     folder = folder_without_transformers(tmp_path)
-    assert [*read_huggingface(folder).language_tags] == ["de", "en", "ast"]
+    found = read_huggingface(folder)
+    assert [*found.language_tags] == ["de", "en", "ast"] and found.config["embedding_scale"] is None
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     change(folder, "special_tokens_map.json", additional_special_tokens=["<mask>"])
     with pytest.raises(RequestError, match="expected tags of languages, such as eng_Latn or __en__, in tokenizer.json"):
