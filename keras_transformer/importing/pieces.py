@@ -256,7 +256,7 @@ def joint_vocabulary(
         received = f"{len(proto.pieces):,} and {len(tags):,} others"
         raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
     all_pieces = [
-        (each.piece, each.score, types.USER_DEFINED if OWN_TAG.fullmatch(each.piece) else each.type)
+        (each.piece, each.score, types.USER_DEFINED if OWN_TAG.fullmatch(str(each.piece)) else each.type)
         for each in proto.pieces
     ]
     all_pieces += [(SPACE + tag, 0.0, types.USER_DEFINED) for tag in tags]
