@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
@@ -34,6 +33,7 @@ from keras_transformer.importing.layouts import (
     bart_blocks,
     bart_config,
     bart_options,
+    completed,
 )
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
@@ -80,10 +80,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, lacking)
     config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
-    try:
-        config = family.complete(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, bart_layout(file, config, ids, size))
     vocabulary = text_vocabulary(folder, ids, has_ends=True)  # after the file has shown that it has a row for each
@@ -174,10 +171,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": None if ids.is_shared else len(source.ids)}
     config = marian_arguments(options) | sizes
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
-    try:
-        config = family.complete(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config)
     file = open_weights(folder)
     check_positions(file, config["hidden_dim"])
     weights = Weights(file, marian_layout(file, config, ids.is_shared, (source.ids, target.ids), ids.rows))

@@ -24,6 +24,7 @@ from keras_transformer.importing.layouts import (
     ENCODER_FIXED,
     ENCODER_NAMES,
     ENCODER_WITHOUT_EFFECT,
+    completed,
     encoder_block,
     encoder_config,
     labels_of,
@@ -96,10 +97,7 @@ def read_bert(folder: ModelFolder) -> Imported:
     config = bert_arguments(options, len(labels), fills) | sizes | _vectors(folder)
     num_segments = options.size("type_vocab_size", 2)
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
-    try:
-        config = complete_bert(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config, complete_bert)
     weights = Weights(file, bert_layout(file, config, ids, size, num_segments))
     # After the file has shown that it has a row for each.
     vocabulary = text_vocabulary(folder, ids, has_ends=True, has_mask=fills)
@@ -248,10 +246,7 @@ def read_vit(folder: ModelFolder) -> Imported:
     config = vit_arguments(options, len(labels))
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
     config |= _pixels(folder, config["image_size"])
-    try:
-        config = complete_vit(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config, complete_vit)
     return Imported(config, Weights(open_weights(folder), vit_layout(config, has_biases)), labels=labels)
 
 

@@ -201,14 +201,19 @@ def language_model(
         RequestError: an option or a tensor is not known, missing or damaged.
     """
     options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
-    try:
-        config = complete_language_model({**config, "vocabulary_size": len(ids)})
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, {**config, "vocabulary_size": len(ids)}, complete_language_model)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
     vocabulary = text_vocabulary(folder, ids, has_ends=False)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,))
+
+
+def completed(options: Options, config: Config, complete: Callable[[Config], Config] = family.complete) -> Config:
+    """The complete arguments of our model. Raises RequestError, which names the file, if no model has these."""
+    try:
+        return complete(config)
+    except ValueError as error:
+        raise RequestError(f"{options.where}: {error}") from error
 
 
 def complete_language_model(config: Config) -> Config:

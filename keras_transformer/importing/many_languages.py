@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
@@ -33,6 +32,7 @@ from keras_transformer.importing.layouts import (
     TARGET,
     bart_blocks,
     bart_config,
+    completed,
 )
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
@@ -101,10 +101,7 @@ def read(folder: ModelFolder) -> Imported:
     ids = vocabularies[0].ids
     config = arguments(options) | {"vocabulary_size": len(ids)}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
-    try:
-        config = family.complete(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
     target = next((_code(tag) for tag, id in text.tags.items() if id == forced), None)

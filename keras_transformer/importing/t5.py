@@ -21,7 +21,7 @@ import numpy as np
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import read_named, write_named
+from keras_transformer.importing.layouts import completed, read_named, write_named
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.unigram import sentencepiece_model
@@ -95,10 +95,7 @@ def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
     config |= {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
     config["num_control_ids"] = vocabulary.num_control_ids
     options.finish(INERT | WITHOUT_EFFECT)
-    try:
-        config = family.complete(config)
-    except ValueError as error:
-        raise RequestError(f"{options.where}: {error}") from error
+    config = completed(options, config)
     return Imported(config, Weights(file, layout(file, config, vocabulary.ids, size, is_scaled)), (vocabulary,), search)
 
 
