@@ -135,6 +135,16 @@ def test_no_layer_casts_in_float16(tmp_path):
     assert counts[0] == counts[1]
 
 
+def test_padding_is_hidden_in_float16_too(tmp_path):
+    """Where a Softmax takes half precision, the mask has other numbers than in float32."""
+    translate = session(search_of_layers(tmp_path, 2, "float16"))
+    ids = np.array([[5, 6, 7, 8, END, *[PAD] * 20], [9, 8, 7, 6, 5, 6, 7, *[4] * 17, END]], "int32")
+    alone, score = translate.run(["target_ids", "score"], {"source_ids": ids[:1, :5]})
+    together, scores = translate.run(["target_ids", "score"], {"source_ids": ids})
+    np.testing.assert_array_equal(together[:1, : alone.shape[1]], alone)
+    np.testing.assert_allclose(scores[:1], score, atol=5e-3)
+
+
 @pytest.mark.parametrize("vocabulary_size", [7, 8])
 def test_a_small_vocabulary_has_no_continuations_of_one_beam_for_all(tmp_path, vocabulary_size):
     """Four beams look at eight candidates."""

@@ -133,6 +133,13 @@ def test_however_many_processes_draw_an_epoch_is_the_same(corpus, monkeypatch) -
     assert all(np.array_equal(one, two) for others in drawn[1:] for one, two in zip(drawn[0], others, strict=True))
 
 
+def test_parts_are_drawn_apart(pairs, unigram, tmp_path, monkeypatch) -> None:
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", pairs[:30] * 2, unigram, unigram, keep_text=True)
+    monkeypatch.setattr(subword_sampling, "PART_LINES", 30)
+    first, second = np.split(SampledEpochs(corpus, 0.1, seed=1).corpus(0).labels(np.arange(60), 60, 300), 2)
+    assert not np.array_equal(first, second)
+
+
 def test_what_cannot_be_sampled_is_told(corpus, pairs, unigram, tmp_path, capfd) -> None:
     without_text = TokenizedCorpus.build(tmp_path / "without", pairs[:9], unigram, unigram)
     with pytest.raises(RequestError, match="built with `keep_text=True`"):
