@@ -28,6 +28,7 @@ from .certificate.comparison import KeptCertificate
 from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT
+from .tflite import require_size
 
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
@@ -131,7 +132,9 @@ def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
             require_held(model, precision)
         elif format == FORMAT:
             require_form(model)
-        elif (format, precision) in REMADE:
+        elif format == "tflite":
+            require_size(model, precision)
+        if (format, precision) in REMADE:
             require_own_parts(model, format, precision)
 
 

@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_transformer.decoding.sentences import odd_texts, valid
 from keras_transformer.decoding.signatures import Outputs, Signature, pieces_of
-from keras_transformer.errors import say
+from keras_transformer.errors import RequestError, say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.lazy import tf
@@ -32,6 +32,8 @@ from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts,
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
+MAX_BYTES = 2**31 - 1  # FlatBuffers has offsets of 31 bits
+BYTES = {"float32": 4, "float16": 2, "int8": 1}  # a weight takes so many
 INTEGERS = "int32"  # the search's type: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
 
@@ -89,6 +91,15 @@ def export_tflite(
             aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == signature.text_stem))
         paths.append(path)
     return paths
+
+
+def require_size(model: FamilyModel, precision: str) -> None:
+    """Raises RequestError if the weights alone are larger than a file may be."""
+    if (size := BYTES[precision] * model.count_params()) > MAX_BYTES:
+        raise RequestError(
+            f"a TFLite file has at most 2 GiB; this model has {size / 2**30:.1f} GiB in {precision}: take a lower "
+            "--precision, or other formats with --format"
+        )
 
 
 def _modules(signature: Signature) -> Config:

@@ -12,8 +12,9 @@ import pytest
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from export import __main__ as command
-from export import certificate
+from export import certificate, tflite
 from export.__main__ import main
+from export.artefacts import open_run
 from export.exporting import planned
 from keras_transformer.errors import RequestError
 from tests.export.conftest import ROOT
@@ -133,3 +134,15 @@ def test_a_precision_that_a_format_lacks_is_left_out_and_a_missing_package_names
         with pytest.raises(RequestError, match=rf"'keras-transformer\[{extra}\]', or .* -e '\.\[{extra}\]'"):
             planned([format], ["float32"])
         planned(["onnx"], ["float32"])
+
+
+def test_a_model_that_no_file_of_tflite_can_hold_is_refused_before_anything_is_written(
+    stored_run, tmp_path, monkeypatch, capsys
+):
+    size = open_run(stored_run).model.count_params()
+    monkeypatch.setattr(tflite, "MAX_BYTES", 2 * size)
+    out = tmp_path / "out"
+    assert main([str(stored_run), "--format", "onnx", "tflite", "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert "TFLite" in message and "float32" in message and "--precision" in message and not out.exists()
+    tflite.require_size(open_run(stored_run).model, "float16")
