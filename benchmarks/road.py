@@ -92,14 +92,14 @@ def vocabulary_of(text: Path, size: int) -> bytes:
     import io
 
     import sentencepiece
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as proto
 
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=islice(read_lines(text), 20_000), model_writer=file, vocab_size=4_000, minloglevel=2,
         hard_vocab_limit=False, byte_fallback=False, unk_id=0, bos_id=1, eos_id=2,
     )  # fmt: skip
-    model = sentencepiece_model_pb2.ModelProto.FromString(file.getvalue())
+    model = proto.ModelProto.FromString(file.getvalue())  # type: ignore[attr-defined]
     for number in range(size - len(model.pieces)):
         model.pieces.add(piece=f"▁{number:x}☆", score=-99.0 - number / size)
     return model.SerializeToString()
@@ -108,36 +108,45 @@ def vocabulary_of(text: Path, size: int) -> bytes:
 def write_folder(shape: str, text: Path, folder: Path) -> None:
     """Writes a model of this shape in Hugging Face's format."""
     import torch
-    from transformers import M2M100Config, M2M100ForConditionalGeneration, MarianConfig, MarianMTModel
 
     sizes: Any = dict(SHAPES[shape])
-    rows, layers = sizes["vocab_size"], sizes.pop("layers")
+    layers, heads, inner = (sizes.pop(name) for name in ("layers", "attention_heads", "ffn_dim"))
     for stack in ("encoder", "decoder"):
-        sizes |= {f"{stack}_layers": layers, f"{stack}_attention_heads": sizes["attention_heads"]}
-        sizes |= {f"{stack}_ffn_dim": sizes["ffn_dim"]}
-    del sizes["attention_heads"], sizes["ffn_dim"]
+        sizes |= {f"{stack}_layers": layers, f"{stack}_attention_heads": heads, f"{stack}_ffn_dim": inner}
     torch.manual_seed(1)
     folder.mkdir(parents=True)
-    if shape == "opus":
-        model, pad = vocabulary_of(text, rows - 1), rows - 1
-        config: Any = MarianConfig(
-            **sizes, decoder_vocab_size=rows, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad,
-            forced_eos_token_id=0, activation_function="swish", scale_embedding=True, static_position_embeddings=True,
-        )  # fmt: skip
-        made: Any = MarianMTModel(config)
-        made.generation_config.bad_words_ids = [[pad]]
-        for side in ("source", "target"):
-            (folder / f"{side}.spm").write_bytes(model)
-        write_text(folder / "vocab.json", json.dumps(ids_of_marian(model, pad), ensure_ascii=False))
-        write_text(folder / "tokenizer_config.json", json.dumps({"source_lang": "en", "target_lang": "de"}))
-    else:
-        model = vocabulary_of(text, rows - 2 - len(TAGS))
-        (folder / "sentencepiece.bpe.model").write_bytes(model)
-        write_text(folder / "special_tokens_map.json", json.dumps({"additional_special_tokens": list(TAGS)}))
-        config = M2M100Config(**sizes, activation_function="relu", scale_embedding=True, max_length=200)
-        made = M2M100ForConditionalGeneration(config)
-    made.generation_config.num_beams, made.generation_config.max_length = 4, 64
-    made.save_pretrained(folder)
+    model = (marian if shape == "opus" else m2m_100)(sizes, text, folder)
+    model.generation_config.num_beams, model.generation_config.max_length = 4, 64
+    model.save_pretrained(folder)
+
+
+def marian(sizes: Any, text: Path, folder: Path) -> Any:
+    """OPUS-MT's model of these sizes; writes its vocabularies."""
+    from transformers import MarianConfig, MarianMTModel
+
+    pad = sizes["vocab_size"] - 1
+    pieces = vocabulary_of(text, pad)
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(pieces)
+    write_text(folder / "vocab.json", json.dumps(ids_of_marian(pieces, pad), ensure_ascii=False))
+    write_text(folder / "tokenizer_config.json", json.dumps({"source_lang": "en", "target_lang": "de"}))
+    sizes |= {"decoder_vocab_size": pad + 1, "pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+    made = MarianMTModel(
+        MarianConfig(**sizes, forced_eos_token_id=0, activation_function="swish", scale_embedding=True)
+    )
+    made.generation_config.bad_words_ids = [[pad]]
+    return made
+
+
+def m2m_100(sizes: Any, text: Path, folder: Path) -> Any:
+    """NLLB-200's model of these sizes; writes its vocabulary and the tags of a few languages."""
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    (folder / "sentencepiece.bpe.model").write_bytes(vocabulary_of(text, sizes["vocab_size"] - 2 - len(TAGS)))
+    write_text(folder / "special_tokens_map.json", json.dumps({"additional_special_tokens": list(TAGS)}))
+    return M2M100ForConditionalGeneration(
+        M2M100Config(**sizes, activation_function="relu", scale_embedding=True, decoder_start_token_id=2)
+    )
 
 
 def ids_of_marian(model: bytes, pad: int) -> dict[str, int]:
