@@ -116,6 +116,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the most pieces to emit; source + 50 (of a language model the context) by default and at most",
     )
     parser.add_argument("--n-best", type=int, help="hypotheses in SavedModel's signature n_best; all beams by default")
+    for side in ("source", "target"):
+        parser.add_argument(f"--{side}-language", help=f"the {side}'s language, of a model between many languages")
     parser.add_argument("--sentences", help="a file of sentences to certify on; the run's validation text by default")
     parser.add_argument("--references", help="a file of their translations, for BLEU")
 

@@ -111,6 +111,23 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
     return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name)
 
 
+def between(run: TrainedRun, source_language: str | None, target_language: str | None) -> TrainedRun:
+    """A translator between many languages, in the direction that its artefacts take; None leaves a side as it is.
+
+    Raises:
+        RequestError: the model does not know a language, or needs one that nobody chose.
+    """
+    if not hasattr(run.pipeline, "between"):
+        if source_language or target_language:
+            raise RequestError(f"languages are a translator's; this run is one of --task {run.pipeline.task}")
+        return run
+    pipeline = run.pipeline.between(source_language, target_language)
+    if not pipeline.direction.source:
+        return run
+    learned = pipeline.learned_text
+    return replace(run, pipeline=pipeline, languages=f"{learned.source_language}-{learned.target_language}")
+
+
 def import_optional(module: str) -> ModuleType:
     """Imports a module that only exporting needs.
 

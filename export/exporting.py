@@ -12,7 +12,7 @@ from keras_transformer.files import write_folder_whole
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.text.lines import read_lines
 
-from .artefacts import Decoding, TrainedRun, import_optional, open_run, require_own_parts, require_precision
+from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
 from .certificate import (
     Certificate,
     artefacts_in,
@@ -46,7 +46,7 @@ REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 
 def export(arguments: argparse.Namespace, folder: Path) -> None:
     """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written."""
-    run = open_run(arguments.run)
+    run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     decoding = run.decoding(
         arguments.n_best,
         num_beams=arguments.beams,
@@ -81,7 +81,7 @@ def verify(arguments: argparse.Namespace) -> None:
             raise RequestError("--sentences needs the run, whose model answers them: give the run too")
         certificate = verified(folder)
     else:
-        run = open_run(arguments.run)
+        run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
         if run.signature is not kept.signature:
             raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
         sentences, references = text_to_certify_on(arguments, run)
@@ -142,6 +142,8 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan takes pieces of SentencePiece, and the run has others; tells what
     the other formats do without.
     """
+    if "ctranslate2" in dict(plan) and "source_tags" in run.pipeline.about():
+        raise RequestError("ctranslate2 makes no translation begin with the tag of its language: leave it out")
     if all(one.is_sentencepiece for one in run.tokenizers):
         return
     if refused := sorted({"ctranslate2", "huggingface"} & {*dict(plan)}):

@@ -69,13 +69,15 @@ class StoredSearch(Searched):
         vocabularies: the vocabularies of the model.
         stored: what `ExpectedSearch.stored` gave.
         config: the model's configuration.
+        beginning: the ids with which each answer begins.
     """
 
     has_model = False
 
-    def __init__(self, vocabularies: Vocabularies, stored: Sequence[Config], config: Config):
+    def __init__(self, vocabularies: Vocabularies, stored: Sequence[Config], config: Config, beginning: Sequence[int]):
         self.vocabularies, self._stored = vocabularies, stored
         self._limits = [int(one["limit"]) for one in stored]
+        self.beginning = beginning
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
 
     def hypotheses(self) -> list[list[Known]]:
@@ -125,6 +127,7 @@ class KeptCertificate:
             self.about: dict[str, str] = self.content["run"]
             self.names = [str(entry["name"]) for entry in self.content["entries"]]
             self.config = json.loads(self.about["model"])
+            self.beginning = [int(id) for id in json.loads(self.about.get("beginning", "[]"))]
             self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
             signature: Any = TASKS[task].signature(self.about)
@@ -162,7 +165,7 @@ class KeptCertificate:
             sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
             tokenizers = read_tokenizers(folder, *sizes)
         if issubclass(signature, Searching):
-            model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config)
+            model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config, self.beginning)
             texts = Texts([], given[:num_probes], given[num_probes:])
             return ExpectedSearch(signature, texts, model, Decoding(**kept["decoding"]))
         names, first = signature.names_in(folder, self.about), self.config.get("num_control_ids", 0)

@@ -105,6 +105,7 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
         "num_control_ids": expected.num_control_ids,
         "context": expected.context,
         "has_start": expected.has_start,
+        "beginning": [*expected.beginning],
     }
 
 

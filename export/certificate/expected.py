@@ -11,7 +11,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.decoding import search
-from keras_transformer.decoding.loop import Cache, Step, permit
+from keras_transformer.decoding.answers import Begun
+from keras_transformer.decoding.loop import permit
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import Texts
 from keras_transformer.decoding.signatures import Signature
@@ -31,42 +32,41 @@ class Choice(NamedTuple):
 
 
 def narrowest_choice(
-    step: Step,
-    cache: Cache,
+    begun: Begun,
     limit: int,
     ids: tuple[int, ...],
     decoding: Decoding,
     num_control_ids: int,
-    num_read: int = 0,
+    beginning: Sequence[int] = (),
 ) -> Choice:
     """Finds the step at which the search came closest to losing the translation that it found.
 
     Args:
-        step: the model's step.
-        cache: for one sentence, before the first step.
+        begun: the search for one sentence.
         limit: the most ids to emit.
-        ids: the translation that the model's search found.
+        ids: the translation that the model's search found, behind a placeholder for each id of a prompt.
         decoding: how the search ran.
         num_control_ids: how many of the model's first ids are control ids.
-        num_read: how many of the ids are placeholders for a prompt.
+        beginning: the ids with which any translation begins.
 
     Returns:
         The smallest difference in log-probability, over all steps, between the beginning of the translation and the
         best hypothesis that the step left out.
     """
     num_beams, narrowest = decoding.num_beams, Choice(math.inf, 0)
-    bounds = search.Bounds(np.array([limit], "int32"), limit, None, np.array([num_read], "int32"))
-    state = search.start_beams(cache, bounds, num_beams, decoding.num_listed)
+    prefix_ids = np.array([beginning], "int32") if beginning else None
+    bounds = search.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([begun.num_read], "int32"))
+    state = search.start_beams(begun.cache, bounds, num_beams, decoding.num_listed)
     for index, id in enumerate(ids):
-        logits, cache = step(state.token_ids, state.cache, state.index)  # (1, K, V)
-        log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), None, state.index, num_control_ids)
+        logits, cache = begun.step(state.token_ids, state.cache, state.index)  # (1, K, V)
+        log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index, num_control_ids)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]
         if not own.size:
             break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
         narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        likeliest = search.continuations(logits, state, None, num_beams, num_control_ids)
+        likeliest = search.continuations(logits, state, prefix_ids, num_beams, num_control_ids)
         state = search.next_beams(state, likeliest, cache, bounds, num_beams, decoding.length_penalty)
     return narrowest
 
@@ -126,6 +126,7 @@ class Expected(ABC):
     decoding = Decoding()
     num_control_ids = 4
     context = 0
+    beginning: Sequence[int] = ()  # the ids with which each answer of a search begins
     has_start = True  # whether a language model reads the start id before a prompt
     references: Sequence[str] | None = None
     has_model = True  # whether any answer can be scored

@@ -94,7 +94,8 @@ class GreedySearch:
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(names, past, strict=True)
             logits, *past = run_bound(self.step, binding, inputs, places).values()
-            token_ids, gained = likeliest(logits.numpy()[:, 0], self.task["num_control_ids"])
+            forced = self.task["beginning"][index : index + 1]
+            token_ids, gained = likeliest(logits.numpy()[:, 0], self.task["num_control_ids"], forced)
             reads = index < num_read
             if reads.any():
                 token_ids = np.where(reads, read[:, min(index, read.shape[1] - 1)], token_ids)
@@ -164,9 +165,13 @@ def nothing_yet(argument: onnxruntime.NodeArg, rows: int) -> np.ndarray:
     return np.zeros((rows, *sizes), "float16" if "float16" in argument.type else "float32")
 
 
-def likeliest(logits: np.ndarray, num_control_ids: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits (B, V) → the likeliest ids that may be emitted (B,), and their log-probabilities (B,)."""
+def likeliest(logits: np.ndarray, num_control_ids: int, forced: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (B, V) → the likeliest ids that may be emitted (B,), and their log-probabilities (B,).
+
+    Where an id is forced, no other may be emitted.
+    """
     logits = logits - logits.max(axis=1, keepdims=True)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    log_probs[:, np.delete(np.arange(num_control_ids), END)] = -np.inf
+    hidden = np.delete(np.arange(log_probs.shape[1]), forced) if forced else np.delete(np.arange(num_control_ids), END)
+    log_probs[:, hidden] = -np.inf
     return log_probs.argmax(axis=1).astype("int32"), log_probs.max(axis=1)

@@ -55,6 +55,7 @@ class Task(TypedDict):
     length_penalty: float
     num_control_ids: int  # the first ids, of which the end alone is emitted
     context: int  # the most ids of a language model's step
+    beginning: list[int]  # the ids with which each answer of a search begins
     has_start: bool  # whether a language model reads the start id before a prompt
 
 

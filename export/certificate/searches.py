@@ -53,6 +53,7 @@ class ExpectedSearch(Expected):
         self.model, self.vocabularies, self.decoding, self.references = model, model.vocabularies, decoding, references
         self.num_control_ids, self.context, self.has_model = model.num_control_ids, model.context, model.has_model
         self.tokenizers = self.vocabularies.source, self.vocabularies.target
+        self.beginning = model.beginning
         self.has_start = self.vocabularies.source.has_start
         self.hypotheses = model.hypotheses()
         self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in self.hypotheses]
@@ -86,7 +87,7 @@ class ExpectedSearch(Expected):
             return None
         limit, control = begun.num_read + self.limit(place), self.num_control_ids
         ids = (*[control] * begun.num_read, *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
-        return narrowest_choice(begun.step, begun.cache, limit, ids, self.decoding, control, begun.num_read)
+        return narrowest_choice(begun, limit, ids, self.decoding, control, self.beginning)
 
     def sizes(self) -> dict[str, int]:
         return {"n": self.decoding.num_listed}
@@ -179,7 +180,8 @@ class ExpectedSearch(Expected):
         if known := [ids for ids in self._log_probs[place] if self._text(place, ids) == given.text]:
             return known
         most = self.limit(place)
-        written = {tuple(ids) for ids in self.vocabularies.written(given.text)}
+        tags = self.beginning[: len(self.beginning) - len(self.tokenizers[1].encode([""])[0])]
+        written = {(*tags, *ids) for ids in self.vocabularies.written(given.text)}
         return [*(ids for ids in written if len(ids) == most), *((*ids, END) for ids in written if len(ids) < most)]
 
     def _text(self, place: int, ids: Ids) -> str:
@@ -189,7 +191,7 @@ class ExpectedSearch(Expected):
     def _score(self, answers: Any) -> None:
         """Finds log P of answers that are not known yet."""
         unknown = [*dict.fromkeys((place, ids) for place, ids in answers if ids not in self._log_probs[place])]
-        whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids)]
+        whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids, self.beginning)]
         for first in range(0, len(whole), SCORED_AT_ONCE):
             some = whole[first : first + SCORED_AT_ONCE]
             found = self.model.log_probs([place for place, _ in some], [ids for _, ids in some])
@@ -234,8 +236,10 @@ def size_of_gap(row: tuple[Ids, float, float]) -> float:
     return -math.inf if math.isnan(row[2]) else abs(row[2])
 
 
-def is_whole(ids: Ids, limit: int, num_control_ids: int = 4) -> bool:
-    """Whether an answer ends with its only end id, or was cut at its limit, and has no other control id."""
-    has_end = ids[-1:] == (END,)
-    is_text = all(id >= num_control_ids for id in ids[: len(ids) - has_end])
+def is_whole(ids: Ids, limit: int, num_control_ids: int = 4, beginning: Sequence[int] = ()) -> bool:
+    """Whether an answer has its beginning, ends with its only end id or was cut at its limit, and has no other control
+    id.
+    """
+    has_end, first = ids[-1:] == (END,), len(beginning)
+    is_text = ids[:first] == (*beginning,) and all(id >= num_control_ids for id in ids[first : len(ids) - has_end])
     return is_text and len(ids) <= max(1, limit) and (has_end or 0 < limit == len(ids))

@@ -17,7 +17,7 @@ from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.options import Config
-from keras_transformer.text.tokenizer import PAD, START
+from keras_transformer.text.tokenizer import PAD
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
@@ -297,7 +297,7 @@ def _ids_of_text(r: Recorder, signature: Signature, tokenizer: Any) -> Recorded:
     """Text (B,) → the ids (B, S) that `signature.of_ids` takes."""
     name = tokenized(r.graphs[0], TEXT.name, tokenizer, signature.cleaning, signature.max_pieces, signature.closing)
     ids = r.input(ValueInfo(name, np.int32, [None, None]))
-    return r.concatenate([r.full((ids.sizes[0], 1), START, "int32"), ids], axis=1) if signature.has_start else ids
+    return signature.opened(ids)
 
 
 def _output(name: str, output: Output, value: Recorded) -> tuple[ValueInfo, Recorded]:

@@ -72,6 +72,7 @@ class Searched(ABC):
     vocabularies: Vocabularies
     num_control_ids: int
     context = 0  # a language model's
+    beginning: Sequence[int] = ()  # the ids with which each answer begins
     has_model = True  # whether any answer can be scored
 
     @abstractmethod
@@ -80,7 +81,7 @@ class Searched(ABC):
 
     @abstractmethod
     def pieces(self, place: int) -> list[int]:
-        """The ids of a text as SentencePiece cuts it."""
+        """The ids of a text as its tokenizer cuts it, without tags."""
 
     @abstractmethod
     def given(self, place: int) -> list[int]:

@@ -70,6 +70,8 @@ class Decoder(ABC):
         vocabulary_sizes: the sizes for source and target; the source's is None if both share one vocabulary.
         own_search: the options of the search that the model brings, see `search_options.own_search`.
         learned_text: the text that the model learned from, as far as its file tells.
+        source_tags, beginning: where graphs translate between chosen languages: the ids with which each source begins,
+            and those with which their search makes each translation begin.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
@@ -78,6 +80,8 @@ class Decoder(ABC):
     num_parallel = 1
     own_search: Mapping[str, Any] = {}
     learned_text = LearnedText()
+    source_tags: Ids = []
+    beginning: Ids = []
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         """Yields the hypotheses of all batches, those of one sentence together.

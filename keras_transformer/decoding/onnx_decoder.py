@@ -27,6 +27,7 @@ from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
+FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
 # What is checked together, under the name of the graph that is run most.
@@ -67,6 +68,7 @@ class OnnxDecoder(Decoder):
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
+        self.source_tags, self.beginning = (self.metadata[name] for name in FIRST)
         self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
 
     def __repr__(self) -> str:
@@ -91,7 +93,7 @@ class OnnxDecoder(Decoder):
         return super().decode_all(batches, options)
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        if self.serves(options) and not arrays.prefix_ids.any():
+        if self.serves(options) and self._begins_as(arrays.prefix_ids):
             self._require_checked(name := self._searching())
             if name == "advance":
                 return self._in_stages(arrays.source_ids, options.n_best)
@@ -123,6 +125,13 @@ class OnnxDecoder(Decoder):
             == tuple(map(baked.get, OF_A_MODEL))
             and (options.n_best == 1 or (self._has_list() and options.n_best == baked.get("n_best")))
         )  # fmt: skip
+
+    def _begins_as(self, prefix_ids: np.ndarray) -> bool:
+        """Whether translations are to begin as the search inside the translator makes them begin, and go on freely."""
+        own = np.array(self.beginning, prefix_ids.dtype)
+        return np.array_equal(prefix_ids[:, : len(own)], np.tile(own, (len(prefix_ids), 1))) and not np.any(
+            prefix_ids[:, len(own) :]
+        )
 
     def _searching(self) -> str:
         """What does the search inside the translator: "translate", or "advance" in stages on a GPU."""
@@ -300,7 +309,11 @@ class OnnxDecoder(Decoder):
                 raise ValueError(sizes)
             if written["precision"] not in PRECISIONS:
                 raise ValueError(written["precision"])
-            return {**written, "model": model, "decoding": decoding}
+            first = {name: json.loads(written.get(name, "[]")) for name in FIRST}
+            for ids in first.values():
+                if not isinstance(ids, list) or not {*ids} <= {*range(model["vocabulary_size"])}:
+                    raise ValueError(ids)
+            return {**written, "model": model, "decoding": decoding, **first}
         except (KeyError, TypeError, ValueError, RecursionError):
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 

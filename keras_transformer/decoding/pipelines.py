@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError
@@ -33,6 +34,7 @@ from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SP
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
+    from keras_transformer.models.transformer import Transformer
 
 
 class Tokens(NamedTuple):
@@ -385,6 +387,14 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
             f"{whole['model']['kind']}, which `{main_verb(whole)}` takes"
         )
     config = whole["model"]
-    model = load_model(folder)
     tokenizer, _ = read_tokenizers(folder, config.get("source_vocabulary_size"), config["vocabulary_size"])
-    return PieceVectors(ops.convert_to_numpy(model.input_embedding().embeddings), tokenizer)
+    return PieceVectors(ops.convert_to_numpy(load_model(folder).input_embedding().embeddings), tokenizer)
+
+
+def decoder_of(model: Transformer | Decoder) -> Decoder:
+    """The decoder of a model, or the decoder that is given."""
+    if isinstance(model, Decoder):
+        return model
+    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
+
+    return KerasDecoder(model)

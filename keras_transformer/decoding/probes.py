@@ -105,7 +105,8 @@ def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
 def short(translator: Any, sentences: Iterable[str]) -> list[tuple[int, ...]]:
     """The pieces of the shortest sentences, each once; none with more pieces than a probe has."""
     texts = [text for text in sentences if not is_blank(text)]
-    sources = dict.fromkeys(map(tuple, translator.source_tokenizer.encode(texts)))
+    tags = translator.direction.source
+    sources = dict.fromkeys((*tags, *ids) for ids in translator.source_tokenizer.encode(texts) if ids)
     most = min(MOST_PIECES, translator.max_source_length)
     return sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
 

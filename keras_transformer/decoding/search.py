@@ -19,6 +19,7 @@ from keras_transformer.decoding.loop import (
     Bounds,
     Cache,
     Step,
+    at,
     blank,
     count,
     exists,
@@ -27,7 +28,6 @@ from keras_transformer.decoding.loop import (
     gather_beams,
     is_permitted,
     k_best,
-    permit,
     run_loop,
 )
 from keras_transformer.decoding.loop import draw as draw
@@ -128,18 +128,20 @@ def continuations(
 ) -> Continuations:
     """The likeliest next tokens of each beam, as many as there are candidates of all beams.
 
-    Without a prefix, tokens that may not be emitted are left out of few more than these: so the search never copies
-    numbers of the whole vocabulary.
+    Where the prefix has a token, it is the only one. Tokens that may not be emitted are left out of few more than
+    these: so the search never copies numbers of the whole vocabulary.
     """
-    log_probs, count = ops.log_softmax(ops.cast(logits, "float32")), num_candidates(num_beams)
+    log_probs = ops.log_softmax(ops.cast(logits, "float32"))
+    count = min(num_candidates(num_beams) + num_control_ids - 1, ops.shape(log_probs)[-1])
+    best, token_ids = k_best(log_probs, count, state.index.dtype)
+    best = ops.where(is_permitted(token_ids, num_control_ids), best, NONE)
     if prefix_ids is None:
-        count += num_control_ids - 1
-    else:
-        log_probs = permit(log_probs, prefix_ids, state.index, num_control_ids)
-    log_probs, token_ids = k_best(log_probs, min(count, ops.shape(log_probs)[-1]), state.index.dtype)
-    if prefix_ids is None:
-        log_probs = ops.where(is_permitted(token_ids, num_control_ids), log_probs, NONE)
-    return Continuations(log_probs, token_ids)
+        return Continuations(best, token_ids)
+    forced = at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
+    ids = ops.where(forced == 0, token_ids, forced)  # (B, K, k)
+    own = ops.take_along_axis(log_probs, ids[..., :1], axis=-1)  # (B, K, 1)
+    only = ops.where(ops.arange(count) == 0, own, NONE)
+    return Continuations(ops.where(forced == 0, best, only), ids)
 
 
 def num_candidates(num_beams: int) -> int:

@@ -158,6 +158,10 @@ class Signature:
         """What the file that takes ids takes, for TensorFlow."""
         return tf.TensorSpec([None, *(self.item_shape() or [None])], self.input_type, name=self.takes)
 
+    def opened(self, ids: Tensor) -> Tensor:
+        """Ids (B, S) of the pieces of texts, each with the id that closes them → what `of_ids` takes."""
+        return ops.pad(ids, [[0, 0], [1, 0]], constant_values=START) if self.has_start else ids
+
     def padded(self, ids: Tensor) -> Tensor:
         """Ids (B, S) → (B, S + 1), with pad behind them."""
         return ops.pad(ids, [[0, 0], [0, 1]])

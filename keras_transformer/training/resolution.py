@@ -27,6 +27,7 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
 # Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
 USUAL_PEAK = 5e-5
+SHORTER = 4  # and as part of the steps that as many pairs take from random weights
 
 
 def settings_and_corpus(
@@ -219,6 +220,9 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     stored, model = inherited_from(parent["settings"]), parent["model"]
     # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
     inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
+    if num_pairs and not stored:
+        steps = AUTO_ROWS[auto_row(num_pairs)]["steps"] // SHORTER
+        inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
     settings = resolve({**given, **sizes}, recipe, inherited, num_pairs)
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.

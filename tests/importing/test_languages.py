@@ -296,3 +296,24 @@ def test_a_folder_may_name_the_languages_that_are_meant(tmp_path):
     change(tmp_path, "generation_config.json", forced_bos_token_id=5)
     with pytest.raises(RequestError, match="forced_bos_token_id"):
         read_huggingface(tmp_path)
+
+
+def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eagerly, capsys):
+    translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path / "model"))
+    translator.save(tmp_path / "run")
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES))
+    flags = [str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--sentences", str(tmp_path / "lines")]
+    assert main(["export", *flags]) == 2
+    assert "name those that are meant by --source-language and --target-language" in capsys.readouterr().err
+    sides = ["--source-language", "en", "--target-language", "ast"]
+    options = ["--format", "saved_model", "onnx", "tflite", "--beams", "2", "--max-length", "5", "--n-best", "2"]
+    assert main(["export", *flags, *sides, *options]) == 0, capsys.readouterr().err
+    between = translator.between("en", "ast")
+    found = keras_transformer.load(tmp_path / "out")
+    assert found.direction == between.direction and found.learned_text.target_language == "ast"
+    expected = between.n_best(LINES, num_beams=2, max_length=5)
+    for ours, theirs in zip(expected, found.n_best(LINES, num_beams=2, max_length=5), strict=True):
+        assert [one.ids for one in ours] == [one.ids for one in theirs] and ours[0].text == theirs[0].text
+    assert {row[0].ids[0] for row in expected if row[0].text} == {*between.direction.target}
+    assert main(["export", "--verify", str(tmp_path / "out"), str(tmp_path / "run"), *flags[3:], *sides]) == 0
+    assert main(["export", "--verify", str(tmp_path / "out")]) == 0

@@ -26,9 +26,11 @@ from keras_transformer.training import request
 from keras_transformer.training.request import open_run
 from keras_transformer.training.resolution import (
     check,
+    fine_tuned,
     fitting_warm_up,
     inherited_from,
     learning_rate,
+    model_settings,
     resolve,
     resumed,
     settings_and_corpus,
@@ -74,6 +76,21 @@ def test_auto_completes_a_recipe_that_does_not_say_how_long_to_train_and_fine_tu
     assert resolve({}, {}, {"dropout": 0.45}).steps == PRESETS["tiny"]["steps"]
     assert resolve({"preset": "auto"}, {}, {"dropout": 0.45}, 29_000).steps == AUTO_ROWS[20_000]["steps"]
     assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
+
+
+def test_an_imported_model_is_fine_tuned_for_a_part_of_the_steps_that_as_many_pairs_take_unless_a_flag_wins():
+    config = resolve({}, {}).as_dict()
+    own = {"kind": TASKS["translation"].kind, "vocabulary_size": 37}
+    model = {name: config[name] for name in model_settings(Settings)} | own
+    parent = {"settings": {}, "model": model}
+    for num_pairs, row in ((7_980, 5_000), (10**7, 10**6)):
+        found = fine_tuned({}, {}, parent, num_pairs)
+        assert found.steps == AUTO_ROWS[row]["steps"] // 4 and found.steps >= 2 * found.checkpoint_every
+        assert found.warmup_steps == found.steps // 10
+        given = fine_tuned({"steps": 70, "checkpoint_every": 35}, {}, parent, num_pairs)
+        assert (given.steps, given.checkpoint_every, given.warmup_steps) == (70, 35, 7)
+    trained = fine_tuned({}, {}, {**parent, "settings": resolve({"steps": 1_234}, {}).as_dict()}, 7_980)
+    assert trained.steps == 1_234, "a run that was trained here hands on its steps"
 
 
 def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():

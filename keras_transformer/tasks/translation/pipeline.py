@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from keras_transformer.bleu import checked_tokenizer, evaluate
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.pipelines import Attention, Pipeline, scores_of, translation_attention
+from keras_transformer.decoding.pipelines import Attention, Pipeline, decoder_of, scores_of, translation_attention
 from keras_transformer.decoding.pipelines import Hypothesis as Hypothesis
 from keras_transformer.decoding.pipelines import Score as Score
 from keras_transformer.decoding.search_options import SearchOptions as SearchOptions
@@ -109,8 +110,15 @@ class Translator(Pipeline):
 
     @property
     def direction(self) -> Direction:
-        """The tags of the languages. Raises RequestError if they are needed and not chosen."""
+        """The tags of the languages, which an export knows. Raises RequestError if they are needed and not chosen."""
+        if self.decoder.source_tags:
+            return Direction(self.decoder.source_tags, self.decoder.beginning)
         return direction_of(self.learned_text, self.language_tags, self.source_tokenizer)
+
+    @property
+    def beginning(self) -> Ids:
+        """The ids with which each translation begins: the language's tag, and what a tokenizer puts before a text."""
+        return self.direction.target + self.target_tokenizer.encode([""])[0]
 
     @property
     def model(self) -> Transformer:
@@ -216,8 +224,8 @@ class Translator(Pipeline):
         unread.tell()
 
     def search_ids(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
-        """`stream` with pieces, each source of at most `max_source_length` without an end, and without any tags."""
-        sentences = [Sentence(place, place, list(ids), []) for place, ids in enumerate(sources) if ids]
+        """`stream` with ids: each source of at most `max_source_length`, with its tag and without an end."""
+        sentences = [Sentence(place, place, list(ids), self.beginning) for place, ids in enumerate(sources) if ids]
         return translations(self.decoder, self.target_tokenizer, len(sources), sentences, options)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
@@ -298,7 +306,9 @@ class Translator(Pipeline):
         return self.search
 
     def about(self) -> dict[str, str]:
-        return {"splits_text": "no", "sentences_per_line": str(self.learned_text.sentences_per_line)}
+        first = {"source_tags": self.direction.source, "beginning": self.beginning}
+        own = {"splits_text": "no", "sentences_per_line": str(self.learned_text.sentences_per_line)}
+        return own | {name: json.dumps(ids) for name, ids in first.items() if ids}
 
     def save(
         self,
@@ -368,15 +378,6 @@ def load(
     return translator_of(load_model(folder, TASKS[TASK].kind), folder, max_source_length)
 
 
-def decoder_of(model: Transformer | Decoder) -> Decoder:
-    """The decoder of a model."""
-    if isinstance(model, Decoder):
-        return model
-    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
-
-    return KerasDecoder(model)
-
-
 def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:
     """The translator of a model, with the vocabularies in a folder.
 
@@ -395,6 +396,5 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
 
 def imported(found: Imported) -> Translator:
     """The translator of a model that was read from another format."""
-    own = (found.source.tokenizer, found.target.tokenizer, None, found.search)
-    learned = asdict(LearnedText(*found.languages or ()))
-    return Translator(found.model(), *own, language_tags=found.language_tags, **learned)
+    own = (found.model(), found.source.tokenizer, found.target.tokenizer, None, found.search)
+    return Translator(*own, language_tags=found.language_tags, **asdict(LearnedText(*found.languages or ())))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_transformer import ops
 from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.search_options import Decoding, SearchOptions
@@ -45,11 +46,22 @@ class Translation(Searching):
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
+    @property
+    def max_pieces(self) -> int:
+        return super().max_pieces - len(self.pipeline.direction.source)
+
+    def opened(self, ids: Tensor) -> Tensor:
+        """With the tag of the source's language, where there are pieces."""
+        if not (tags := self.pipeline.direction.source):
+            return ids
+        rows = ops.concatenate([ops.zeros((ops.shape(ids)[0], 1), "int32") + np.array(tags, "int32"), ids], axis=1)
+        return ops.where(ids[:, :1] == END, ops.pad(ids, [[0, 0], [0, len(tags)]]), rows)
+
     def ids_of(self, pieces: object) -> Tensor:
-        return with_end(pieces)
+        return self.opened(with_end(pieces))
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        return translate_ids(self.model, ids, decoding, self.index_dtype)
+        return translate_ids(self.model, ids, decoding, self.index_dtype, beginning=self.pipeline.beginning)
 
     @classmethod
     def most_read(cls, model: FamilyModel) -> int:
@@ -79,12 +91,13 @@ class Translated(Searched):
         self.translator, self.model, self.decoding = translator, translator.decoder.joint, decoding
         self.num_control_ids = self.model.num_control_ids
         self.vocabularies = Vocabularies(Translation, *translator.tokenizers)
+        self.beginning, self._tags = translator.beginning, translator.direction.source
         self._pieces = [self.vocabularies.read(valid(text)) for text in texts]
 
     def hypotheses(self) -> list[list[Known]]:
         beams = self.decoding.num_beams
         options = SearchOptions(beams, self.decoding.length_penalty, self.decoding.max_length, n_best=beams)
-        cut = [ids[: self.translator.max_source_length] for ids in self._pieces]
+        cut = [self.read(place)[:-1] for place in range(len(self._pieces))]
         blank = [Known((END,), "", 0.0)]
         return [
             [Known(one.ids, one.text, one.score) for one in some] if ids else blank
@@ -95,10 +108,11 @@ class Translated(Searched):
         return self._pieces[place]
 
     def given(self, place: int) -> list[int]:
-        return [*self._pieces[place], END]
+        pieces = self._pieces[place]
+        return [*(self._tags if pieces else []), *pieces, END]
 
     def read(self, place: int) -> list[int]:
-        return [*self._pieces[place][: self.translator.max_source_length], END]
+        return [*self.given(place)[:-1][: self.translator.max_source_length], END]
 
     def limit(self, place: int) -> int:
         return int(limits_of(np.array([self.read(place)]), self.decoding.max_length)[0])
@@ -120,6 +134,7 @@ def translate_ids(
     decoding: Decoding,
     index_dtype: str | None = None,
     max_length: Tensor | None = None,
+    beginning: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """The translator's search, from ids to ids.
 
@@ -129,6 +144,7 @@ def translate_ids(
         decoding: the options of the search.
         index_dtype: as for `beam_search`.
         max_length: L, at least and by default the limit of the batch's longest sentence.
+        beginning: the ids with which each translation is made to begin.
 
     Returns:
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
@@ -138,9 +154,10 @@ def translate_ids(
     limits = limits_of(source_ids, decoding.max_length)
     max_length = longest_of(limits) if max_length is None else max_length
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
+    first = ops.zeros((ops.shape(source_ids)[0], 1), "int32") + np.array(beginning, "int32") if beginning else None
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
-        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype,
+        model.step, cache, limits, num_beams, length_penalty, max_length, first, n_best, index_dtype=index_dtype,
         num_control_ids=model.num_control_ids,
     )  # fmt: skip
 

@@ -44,7 +44,12 @@ TrainedRun = Any  # the class of the export's module `artefacts`, which is impor
 
 
 def graphs_of(
-    runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool, with_stages: bool = False
+    runs: Sequence[RunFolder],
+    options: SearchOptions,
+    precision: str,
+    with_halves: bool,
+    with_stages: bool = False,
+    sides: Sequence[str | None] = (),
 ) -> Graphs:
     """Where the graphs for these options belong; they need not be there yet.
 
@@ -54,6 +59,7 @@ def graphs_of(
         precision: the precision of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
         with_stages: whether the translator's search is needed in stages too.
+        sides: the languages of source and target that the command names.
     """
     key = digest((writers(), *map(content_of, runs)))
     folder = runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
@@ -62,6 +68,7 @@ def graphs_of(
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
+    search += f"-between{digest(sides)}" if any(sides) else ""
     translate, *stages = (folder / file_name(f"{name}-{search}", precision) for name in ("translate", *STAGES))
     return Graphs(translate, None, None, *(stages if with_stages else ()))
 
@@ -170,10 +177,14 @@ def in_direction(translator: Translator, arguments: argparse.Namespace) -> Trans
     Raises:
         RequestError: the model does not know them, or they are needed and not named.
     """
-    sides = (getattr(arguments, name, None) for name in SIDES)
-    translator = translator.between(*sides)
+    translator = translator.between(*sides_of(arguments))
     translator.direction  # noqa: B018 (it tells now that languages are missing)
     return translator
+
+
+def sides_of(arguments: argparse.Namespace) -> list[str | None]:
+    """The languages of source and target that a command names."""
+    return [getattr(arguments, name, None) for name in SIDES]
 
 
 def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
@@ -188,9 +199,7 @@ def chosen_decoder(
 ) -> Callable[[], Decoder]:  # fmt: skip
     """What opens the decoder; the graphs of a run are built first if they are not there."""
     run = RunFolder(arguments.run)
-    # A vocabulary of Hugging Face's may put a start before a translation, which is a prefix then, as a tag is.
-    is_tagged = run.is_run() and bool(read_config(run).get("language_tags"))
-    with_halves = options.sampling or has_prefixes or is_tagged or run.foreign_tokenizer.is_file()
+    with_halves = options.sampling or has_prefixes
     if ExportFolder(run.path).is_export() and not run.is_run():
         if others_of(arguments):
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
@@ -202,7 +211,8 @@ def chosen_decoder(
         return chosen_keras(arguments, reason or "leave out --engine keras")
     runs = [RunFolder(one) for one in runs_of(arguments)]
     precision = arguments.precision or "float32"
-    graphs = graphs_of(runs, options, precision, with_halves, precision != "int8" and uses_gpu(arguments.provider))
+    with_stages = precision != "int8" and uses_gpu(arguments.provider)
+    graphs = graphs_of(runs, options, precision, with_halves, with_stages, sides_of(arguments))
     if graphs.are_there() or was_built(arguments, graphs, options):
         return chosen_onnx(arguments, graphs)
     return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
@@ -272,7 +282,7 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
     start_tensorflow(arguments.threads)
     artefacts = export_module("artefacts")
-    trained = artefacts.open_run(*runs_of(arguments))
+    trained = artefacts.between(artefacts.open_run(*runs_of(arguments)), *sides_of(arguments))
     try:
         build(run, trained, graphs, options, precision)
     except artefacts.Unwritable:
