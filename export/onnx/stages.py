@@ -50,13 +50,14 @@ def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[st
     Raises:
         Unrecordable: a part of the model has no form in ONNX here, or a size changes from step to step.
     """
+    translator: Any = run.pipeline
     r: Any = recorder_of(run.model, precision, StageRecorder)
     with ops.on(r):
         ids = r.input(SOURCE)
         most = r.num_positions if decoding.max_length is None else min(decoding.max_length, r.num_positions)
         length = ops.minimum(longest(ids.sizes[1]), most)
         r.axes = {r.shape(ids)[0].name: "batch", length.name: "length"}
-        ids, scores = translate_ids(run.model, ids, decoding, max_length=length)
+        ids, scores = translate_ids(run.model, ids, decoding, max_length=length, beginning=translator.beginning)
         return r.models({"ids": ids, "scores": scores})
 
 

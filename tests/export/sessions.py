@@ -2,7 +2,7 @@
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,22 +16,17 @@ from export.onnx.graph import Model, ValueInfo, write_model
 from export.onnx.recorded import PRECISION
 from export.onnx.recorder import Recorder, model_of
 from keras_transformer import ops
-from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.splitting import LearnedText
 from tests.golden.onnx_file import outputs_of
 from tests.golden.onnx_file import session_of as session
 
 __all__ = ["keep_threads", "of", "computed", "outputs_of", "recorded", "run_of", "session", "sums_overflow"]
 
 
-def run_of(model) -> TrainedRun:
-    """A run without vocabularies, for graphs that take ids."""
-    translator: Any = Translator.__new__(Translator)
-    translator.source_tokenizer = translator.target_tokenizer = SimpleNamespace(is_sentencepiece=True)
-    translator.learned_text = LearnedText()
-    translator.decoder = KerasDecoder(model)
-    return TrainedRun(translator, "en-de", "tiny")
+def run_of(model, beginning: Sequence[int] = ()) -> TrainedRun:
+    """A run without vocabularies, for graphs that take ids; its translations begin with these ids."""
+    tokenizer: Any = SimpleNamespace(is_sentencepiece=True, encode=lambda texts: [[*beginning] for _ in texts])
+    return TrainedRun(Translator(model, tokenizer), "en-de", "tiny")
 
 
 def of(model, folder):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import onnx
 import pytest
+from keras import ops
 from onnx import shape_inference
 
 from export.artefacts import Decoding
@@ -16,7 +17,8 @@ from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, 
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, Graphs
-from keras_transformer.text.tokenizer import END
+from keras_transformer.tasks.translation.signature import translate_ids
+from keras_transformer.text.tokenizer import END, START
 from tests.export.on_cuda import as_on_cuda
 from tests.export.sessions import of, run_of
 from tests.models.combinations import COMBINATIONS
@@ -29,9 +31,9 @@ SOURCES = padded([[5, 6, 7, 8, END], [END], [9, 11, 12, 20, 8, 7, 5, END], []])
 UNFIT = {"Loop", "If", "Scan", "NonZero", "GatherND", "ScatterND", "Pad", "Einsum", "Range"}
 
 
-def staged(model, decoding, folder, precision="float32", alter=None) -> StagedSearch:
+def staged(model, decoding, folder, precision="float32", alter=None, beginning=()) -> StagedSearch:
     """The search on the processor, with graphs that a function alters."""
-    for name, graph in stage_models(run_of(model), decoding, precision).items():
+    for name, graph in stage_models(run_of(model, beginning), decoding, precision).items():
         (path,) = write_model(folder / f"{name}.onnx", graph, {})
         if alter:
             onnx.save(alter(onnx.load(path)), path)
@@ -69,14 +71,19 @@ def known_sizes(graph) -> dict[str, list[int]]:
     return known
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_stages_find_what_the_loop_inside_finds_and_a_gpu_could_capture_a_step(name, tmp_path):
+@pytest.mark.parametrize(("name", "beginning"), [*((name, ()) for name in MODELS), ("pre-norm", (11, START))])
+def test_the_stages_find_what_the_loop_inside_finds_and_a_gpu_could_capture_a_step(name, beginning, tmp_path):
     """Every source is cut, blank, short or long; every value of a step has a size that the inputs decide."""
     model = make_model(**MODELS[name]) if name not in VARIANTS else make_model(name)
     decoding = Decoding(4, 0.6, 6)
-    search = staged(model, decoding, tmp_path)
-    whole = of(translate_model(run_of(model), decoding, "float32", with_n_best=True), tmp_path)
-    assert_same(search.search(SOURCES), whole.run(["n_best_ids", "n_best_scores"], {"source_ids": SOURCES}))
+    search = staged(model, decoding, tmp_path, beginning=beginning)
+    whole = of(translate_model(run_of(model, beginning), decoding, "float32", with_n_best=True), tmp_path)
+    found = search.search(SOURCES)
+    if beginning:
+        expected = translate_ids(model, SOURCES, decoding, beginning=beginning)
+        assert_same(found, [ops.convert_to_numpy(one) for one in expected])
+        assert {(*row[: len(beginning)],) for row in found[0][[0, 2], 0].tolist()} == {beginning}
+    assert_same(found, whole.run(["n_best_ids", "n_best_scores"], {"source_ids": SOURCES}))
 
     (buffers,) = search._kept.values()
     graph = of_fixed_shapes(tmp_path / "advance.onnx", buffers.values[0])
