@@ -26,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.contest import in_process
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.files import write_text
 from keras_transformer.importing.folder import ModelFolder
@@ -173,7 +174,7 @@ def rows_of(arguments: argparse.Namespace, folder: Path, run: Path) -> Iterator[
     yield Row("fine-tune", ["train", "--init-from", str(run), *pair, *tuning, "--out", str(tuned)], tuned)
     for format, precision in EXPORTS:
         place = run.with_name(f"{format}-{precision}")
-        options = ["--format", format, "--precision", precision, "--max-length", "12", "--out", str(place)]
+        options = [*languages, "--format", format, "--precision", precision, "--max-length", "12", "--out", str(place)]
         options += [] if format == "huggingface" else ["--sentences", source, "--references", reference]
         yield Row(f"export {format} {precision}", ["export", str(run), *options], place)
 
@@ -218,7 +219,7 @@ def main() -> None:
         write_text(Path(path), "".join(f"{line}\n" for line in lines))
     folder = arguments.folder or arguments.work / arguments.shape
     if not folder.exists():
-        write_folder(arguments.shape, arguments.text, folder)
+        in_process(write_folder, arguments.shape, arguments.text, folder)  # a child's peak begins with its parent's
     places = open_weights(ModelFolder(folder)).places.values()
     mib = sum(math.prod(place.shape) for place in places) * 4 / 2**20
     idle = measured([sys.executable, "-c", IMPORTS], log)

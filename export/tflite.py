@@ -7,6 +7,8 @@ its characters, such as U+00AD or a no-break space.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from keras import ops
 
 from keras_transformer.decoding.sentences import odd_texts, valid
 from keras_transformer.decoding.signatures import Outputs, Signature, pieces_of
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.lazy import tf
@@ -27,12 +29,14 @@ from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
+from . import tflite_converter
 from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers has offsets of 31 bits
+LARGE_BYTES = 64 * 2**20
 BYTES = {"float32": 4, "float16": 2, "int8": 1}  # a weight takes so many
 INTEGERS = "int32"  # the search's type: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
@@ -78,6 +82,7 @@ def export_tflite(
     Raises:
         RequestError: the precision does not exist, tensorflow-text is not installed, or for int8 a part of the model is
             not the one that its configuration names.
+        JobError: TensorFlow's converter failed.
     """
     require_precision("tflite", precision)
     folder = Path(folder) / "tflite"
@@ -88,7 +93,7 @@ def export_tflite(
     for name, module in _modules(signature).items():
         path = folder / f"{stem(name, precision)}.tflite"
         with write_whole(path) as aside:
-            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == signature.text_stem))
+            _convert(module, name.removesuffix("_text"), precision, name == signature.text_stem, aside)
         paths.append(path)
     return paths
 
@@ -173,14 +178,21 @@ def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: An
     return module
 
 
-def _converted(module: Any, signature: str, precision: str, takes_text: bool) -> bytes:
+def _convert(module: Any, signature: str, precision: str, takes_text: bool, path: Path) -> None:
+    """Writes the file of a signature; a large model is converted in a process of its own, whose memory is given back.
+
+    Raises:
+        JobError: the process failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures={signature: module.answer})
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[signature])
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        converter.allow_custom_ops = takes_text  # tensorflow-text's
-        if precision != "float32":
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if precision == "float16":
-            converter.target_spec.supported_types = [tf.float16]
-        return converter.convert()
+        if sum(weight.shape.num_elements() for weight in module.weights) * BYTES["float32"] < LARGE_BYTES:
+            tflite_converter.convert(folder, signature, precision, takes_text, str(path))
+            return
+        options = [folder, signature, precision, str(takes_text), str(path)]
+        command = [sys.executable, "-P", tflite_converter.__file__, *options]
+        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env=quiet)
+        if result.returncode:
+            told = result.stdout.decode(errors="replace").strip().splitlines()[-1:] or [f"status {result.returncode}"]
+            raise JobError(f"TensorFlow's converter failed on {path.name}: {told[0]:.300}")

@@ -9,11 +9,12 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from keras import ops
 
-from export import tflite
-from export.artefacts import Artefact, Decoding, TrainedRun
+from export import tflite, tflite_converter
+from export.artefacts import Artefact, Decoding, TrainedRun, open_run
 from export.certificate.rules import known_difference
 from export.tflite import export_tflite
 from keras_transformer.decoding.sentences import ODD_TEXTS, Texts, padded
+from keras_transformer.errors import JobError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.tasks.translation.signature import translate_ids
@@ -63,7 +64,7 @@ def test_bad_ids_get_an_answer_of_the_right_shape_and_those_outside_the_vocabula
 
 
 def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tflite, "_converted", lambda *_: b"")
+    monkeypatch.setattr(tflite_converter, "convert", lambda *given: Path(given[-1]).touch())
     kinds: dict[str, dict[str, Any]] = {
         "for BPE vocabularies": {"vocabulary_size": 64, "model_type": "bpe"},
         "LiteRT's tokenizer cannot keep text as it is": {"vocabulary_size": 64, "keeps_text": True},
@@ -88,3 +89,17 @@ def test_blank_lines_that_litert_translates_are_known():
     known = [text for text in blank if known_difference(file, texts, ODD_TEXTS.index(text))]
     assert "\u00a0\u2003\u3000" in read and {*read} <= {*known}
     assert not {"", " \t "} & {*known}
+
+
+def test_a_large_model_is_converted_in_a_process_of_its_own_to_the_same_file(stored_run, tmp_path, monkeypatch):
+    run = open_run(stored_run)
+    export_tflite(run, tmp_path / "here", precision="int8")  # a function that is traced again has a longer name
+    first = [path.read_bytes() for path in export_tflite(run, tmp_path / "here", precision="int8")]
+    monkeypatch.setattr(tflite, "LARGE_BYTES", 0)
+    monkeypatch.setattr(tflite_converter, "convert", None)
+    second = [path.read_bytes() for path in export_tflite(run, tmp_path / "there", precision="int8")]
+    assert [*map(len, first)] == [*map(len, second)] and len(second) == 2
+    monkeypatch.setattr(tflite_converter, "__file__", str(tmp_path / "no-such.py"))
+    with pytest.raises(JobError, match=r"converter failed on .*translate.*No such file"):
+        export_tflite(run, tmp_path / "there", precision="int8")
+    assert [path.read_bytes() for path in sorted((tmp_path / "there" / "tflite").iterdir())] == second
