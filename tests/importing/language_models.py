@@ -43,6 +43,9 @@ def saved(folder: Path, model: Any) -> Any:
         values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4)
         factor = -1 if name == "model.decoder.layer_norm.weight" else 4 if "encoder_attn." in name else 1
         tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
+    for name, tensor in model.named_buffers():
+        if name == "final_logits_bias":
+            tensor.copy_(torch.randn(tensor.shape))
     model.eval().save_pretrained(str(folder))
     return model
 
@@ -102,6 +105,17 @@ def m2m(folder: Path) -> Any:
     return m2m_model(folder, write_m2m_tokenizer(folder) + 3)
 
 
+def m2m_saved(folder: Path) -> Any:
+    """M2M-100 as transformers 5 writes it where the files that were loaded name the tags."""
+    import transformers
+
+    made: Any = transformers.M2M100Tokenizer
+    model = m2m(folder)
+    made.from_pretrained(str(folder)).save_pretrained(str(folder))
+    (folder / "special_tokens_map.json").unlink()
+    return model
+
+
 def nllb_folder(folder: Path) -> Any:
     """The files of NLLB's tokenizer as transformers 5 writes them beside fairseq's; the tokenizer."""
     import transformers
@@ -126,6 +140,32 @@ def nllb_alone(folder: Path) -> Any:
     return model
 
 
+def mbart_alone(folder: Path, **options: Any) -> Any:
+    """mBART-50 as transformers 5 writes it, with tokenizer.json alone, which has all 52 of its tags."""
+    import transformers
+
+    made: Any = transformers.MBart50Tokenizer
+    (folder / "sentencepiece.bpe.model").write_bytes(pieces(80))
+    tokenizer = made.from_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    (folder / "sentencepiece.bpe.model").unlink()
+    sizes: Any = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "decoder_start_token_id": 2}
+    config = transformers.MBartConfig(**{"scale_embedding": True, **sizes, **SIDES, **options})
+    return saved(folder, transformers.MBartForConditionalGeneration(config))
+
+
+def mbart(folder: Path) -> Any:
+    """mBART-50 with the files of older versions: the SentencePiece model, and a list of tags without ids."""
+    model = mbart_alone(folder, scale_embedding=False)
+    tags = json.loads((folder / "tokenizer_config.json").read_text())["extra_special_tokens"][2:]
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": tags}))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MBart50Tokenizer"}))
+    (folder / "sentencepiece.bpe.model").write_bytes(pieces(80))
+    return model
+
+
 FOLDERS: dict[str, Callable[[Path], Any]] = {
-    "mt5": mt5, "madlad": madlad, "m2m": m2m, "nllb": nllb, "nllb-alone": nllb_alone
+    "mt5": mt5, "madlad": madlad, "m2m": m2m, "m2m-saved": m2m_saved, "nllb": nllb, "nllb-alone": nllb_alone, "mbart": mbart,
+    "mbart-alone": mbart_alone,
 }  # fmt: skip

@@ -23,6 +23,7 @@ from tests.importing.theirs import change, safetensors, tensors_of
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
 LONGEST = 12
+NAMED = {"m2m": M2M_TAGS, "nllb": NLLB_TAGS}
 
 
 @pytest.fixture
@@ -116,22 +117,23 @@ def tokenizer_of(kind: str, folder: Path) -> Any:
     """Their tokenizer, with their list of codes cut down to ours."""
     import transformers
 
-    if kind != "m2m":
-        return transformers.NllbTokenizer.from_pretrained(str(folder))
+    if not kind.startswith("m2m"):
+        made: Any = transformers.MBart50Tokenizer if kind.startswith("mbart") else transformers.NllbTokenizer
+        return made.from_pretrained(str(folder))
     codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
     codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
     return transformers.M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"))
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("kind", ["m2m", "nllb", "nllb-alone"])
+@pytest.mark.parametrize("kind", ["m2m", "m2m-saved", "nllb", "nllb-alone", "mbart", "mbart-alone"])
 def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerly):
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = FOLDERS[kind](tmp_path)
     theirs = tokenizer_of(kind, tmp_path)
     imported = read_huggingface(tmp_path)
     source = imported.source
-    codes = [tag.strip("_") for tag in (M2M_TAGS if kind == "m2m" else NLLB_TAGS)]
+    codes = [*theirs.lang_code_to_id] if "mbart" in kind else [tag.strip("_") for tag in NAMED[kind.partition("-")[0]]]
     assert [*imported.language_tags] == codes
     rows = []
     for place, line in enumerate(LINES):
@@ -157,11 +159,14 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerl
         assert len(texts) > 3
 
 
-def folder_without_transformers(folder: Path) -> Path:
-    """A folder of M2M-100 with random weights, which is made without transformers."""
+def folder_without_transformers(folder: Path, is_mbart: bool = False) -> Path:
+    """A folder of M2M-100 or mBART-50 with random weights, which is made without transformers."""
     size = write_m2m_tokenizer(folder) + 3
     width, inner = SIDES["d_model"], SIDES["encoder_ffn_dim"]
     kernels, norms = {"model.shared": (size, width)}, list[str]()
+    if is_mbart:
+        kernels |= {f"model.{stack}.embed_positions": (66, width) for stack in ("encoder", "decoder")}
+        norms += [f"model.{stack}.layernorm_embedding" for stack in ("encoder", "decoder")]
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         norms.append(f"model.{stack}.layer_norm")
         for layer in (f"model.{stack}.layers.{number}" for number in range(SIDES[f"{stack}_layers"])):
@@ -171,11 +176,12 @@ def folder_without_transformers(folder: Path) -> Path:
             norms += [f"{layer}.{each}_layer_norm" for each in (*attentions, "final")]
     draw = np.random.default_rng(1)
     tensors = {f"{name}.weight": draw.normal(size=shape) for name, shape in kernels.items()}
-    tensors |= {f"{name}.bias": draw.normal(size=shape[0]) for name, shape in kernels.items() if name != "model.shared"}
+    biased = {name: shape[0] for name, shape in kernels.items() if name.endswith(("_proj", "fc1", "fc2"))}
+    tensors |= {f"{name}.bias": draw.normal(size=size) for name, size in biased.items()}
     tensors |= {f"{name}.{part}": draw.normal(size=width) for name in norms for part in ("weight", "bias")}
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     options = {
-        "model_type": "m2m_100",
+        "model_type": "mbart" if is_mbart else "m2m_100",
         "vocab_size": size,
         "max_position_embeddings": 64,
         "activation_function": "relu",
@@ -192,12 +198,46 @@ def test_a_folder_that_names_no_languages_is_refused(tmp_path):
     change(folder, "special_tokens_map.json", additional_special_tokens=["<mask>"])
     with pytest.raises(RequestError, match="expected tags of languages, such as eng_Latn or __en__, in tokenizer.json"):
         read_huggingface(folder)
+    change(folder, "special_tokens_map.json", additional_special_tokens=["__en__", "__fr__"])
+    assert [*read_huggingface(folder).language_tags] == ["en", "fr"], "as the message says"
     for tokens in ({"__en__": 3}, {"__en__": size}, {"__en__": "9"}):
         (folder / "added_tokens.json").write_text(json.dumps(tokens))
         with pytest.raises(RequestError, match=f"expected an id below {size} for each piece and each tag"):
             read_huggingface(folder)
     (folder / "sentencepiece.bpe.model").unlink()
     with pytest.raises(RequestError, match="expected a file tokenizer.json"):
+        read_huggingface(folder)
+
+
+def test_the_tensors_of_mbart_50_are_read(tmp_path):
+    imported = read_huggingface(folder_without_transformers(tmp_path, is_mbart=True))
+    assert [*imported.language_tags] == ["de", "en", "ast"]
+    positions = {"name": "learned", "offset": 2, "separate": True}
+    assert imported.config["positions"] == positions and imported.config["embedding_scale"] == 1
+    model, tensors = imported.model(), tensors_of(tmp_path)
+    for ours, theirs in (
+        (model.positions.decoder_embeddings, "model.decoder.embed_positions.weight"),
+        (model.source_norm.gamma, "model.encoder.layernorm_embedding.weight"),
+        (model.decoder_stack.norm.beta, "model.decoder.layer_norm.bias"),
+    ):
+        np.testing.assert_array_equal(np.array(ours)[: len(tensors[theirs])], tensors[theirs])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("config.json", {"decoder_start_token_id": 80}),
+        ("generation_config.json", {"decoder_start_token_id": 80}),
+        ("tokenizer_config.json", {"tokenizer_class": "MBartTokenizer"}),
+        ("tokenizer_config.json", {"legacy_behaviour": True}),
+    ],
+)
+def test_a_model_with_tags_behind_its_sources_is_refused(name, options, tmp_path):
+    folder = folder_without_transformers(tmp_path, is_mbart=True)
+    change(folder, "config.json", decoder_start_token_id=2)
+    assert read_huggingface(folder).target.ids[START] == 2
+    change(folder, name, **options)
+    with pytest.raises(RequestError, match="whose sources begin with the tag .* as that of mBART for 25 languages"):
         read_huggingface(folder)
 
 
