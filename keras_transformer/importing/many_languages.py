@@ -195,8 +195,8 @@ def _text(folder: ModelFolder, size: int) -> _Text:
     if not tags:
         raise RequestError(
             f"{folder.path}: expected tags of languages, such as eng_Latn or __en__, in {WHOLE}, {TOKENIZER}, {ADDED} "
-            f"or {MAP}; found none: download these files too, or list the tags in {MAP}, in the order of their ids, under "
-            f"{SPECIAL[0]!r}"
+            f"or {MAP}; found none: download these files too, or list the tags in the order of their ids under "
+            f"{SPECIAL[0]!r} in {MAP}"
         )
     return _Text({text: id for text, id in ids.items() if text not in tags}, {*CONTROLS, *added}, tags, model)
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 
 TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
@@ -166,6 +169,47 @@ def mbart(folder: Path) -> Any:
 
 
 FOLDERS: dict[str, Callable[[Path], Any]] = {
-    "mt5": mt5, "madlad": madlad, "m2m": m2m, "m2m-saved": m2m_saved, "nllb": nllb, "nllb-alone": nllb_alone, "mbart": mbart,
-    "mbart-alone": mbart_alone,
+    "mt5": mt5, "madlad": madlad, "m2m": m2m, "m2m-saved": m2m_saved, "nllb": nllb, "nllb-alone": nllb_alone,
+    "mbart": mbart, "mbart-alone": mbart_alone,
 }  # fmt: skip
+
+
+def tokenizer_of_m2m(folder: Path) -> Any:
+    """Their tokenizer of M2M-100, with their list of codes cut down to ours."""
+    import transformers
+
+    codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
+    codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
+    made: Any = transformers.M2M100Tokenizer
+    return made(
+        str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"), additional_special_tokens=[*M2M_TAGS]
+    )
+
+
+def logits_agree(imported: Any, model: Any, sources: list[list[int]]) -> None:
+    """The logits are theirs within 1e-4 of their range. `sources` are their ids, ends included."""
+    import torch
+
+    ids, draw = imported.target.ids, np.random.default_rng(1)
+    pieces = [id for id in range(imported.config["num_control_ids"], len(ids)) if ids[id] not in ids[: END + 1]]
+    own = imported.model()
+    for row in sources:
+        target = draw.choice(pieces, 7).tolist()
+        theirs = torch.tensor([[ids[id] for id in [START, *target]]])
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([row]), decoder_input_ids=theirs).logits.numpy()
+        places = imported.source.ids
+        ours = [END if id == places[END] else places.index(id) for id in row]
+        found = np.array(own({"source_ids": padded([ours]), "target_ids": np.array([[START, *target]])}))
+        np.testing.assert_allclose(found[..., pieces], expected[..., ids][..., pieces], atol=1e-4 * np.ptp(expected))
+
+
+def greedy(model: Any, rows: list[list[int]], never: set[int], longest: int, **forced: Any) -> list[list[int]]:
+    """What a greedy search of theirs writes, but for the last id, where both may be forced to end."""
+    import torch
+
+    banned = {"bad_words_ids": [[id] for id in sorted(never)]} if never else {}
+    options: Any = {"max_new_tokens": longest, "do_sample": False, "num_beams": 1, **banned, **forced}
+    with torch.no_grad():
+        found = [model.generate(torch.tensor([row]), **options)[0].tolist()[1:] for row in rows]
+    return [row[: longest - 1] for row in found]

@@ -10,7 +10,6 @@ import pytest
 
 import keras_transformer
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
@@ -18,7 +17,18 @@ from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
-from tests.importing.language_models import FOLDERS, M2M_TAGS, NLLB_TAGS, SIDES, TAGS, TEXT, write_m2m_tokenizer
+from tests.importing.language_models import (
+    FOLDERS,
+    M2M_TAGS,
+    NLLB_TAGS,
+    SIDES,
+    TAGS,
+    TEXT,
+    greedy,
+    logits_agree,
+    tokenizer_of_m2m,
+    write_m2m_tokenizer,
+)
 from tests.importing.theirs import change, safetensors, tensors_of
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
@@ -35,34 +45,6 @@ def pieces_of(folder: Path) -> Any:
     """Their tokenizer, SentencePiece itself where the folder has its model: that of transformers 5 has no bytes."""
     sentencepiece = pytest.importorskip("sentencepiece")
     return sentencepiece.SentencePieceProcessor(model_proto=(folder / "spiece.model").read_bytes())
-
-
-def logits_agree(imported: Any, model: Any, sources: list[list[int]]) -> None:
-    """The logits are theirs within 1e-4 of their range. `sources` are their ids, ends included."""
-    import torch
-
-    ids, draw = imported.target.ids, np.random.default_rng(1)
-    pieces = [id for id in range(imported.config["num_control_ids"], len(ids)) if ids[id] not in ids[: END + 1]]
-    own = imported.model()
-    for row in sources:
-        target = draw.choice(pieces, 7).tolist()
-        theirs = torch.tensor([[ids[id] for id in [START, *target]]])
-        with torch.no_grad():
-            expected = model(input_ids=torch.tensor([row]), decoder_input_ids=theirs).logits.numpy()
-        ours = [END if id == ids[END] else ids.index(id) for id in row]
-        found = np.array(own({"source_ids": padded([ours]), "target_ids": np.array([[START, *target]])}))
-        np.testing.assert_allclose(found[..., pieces], expected[..., ids][..., pieces], atol=1e-4 * np.ptp(expected))
-
-
-def greedy(model: Any, rows: list[list[int]], never: set[int], **forced: Any) -> list[list[int]]:
-    """What a greedy search of theirs writes, but for the last id, where both may be forced to end."""
-    import torch
-
-    banned = {"bad_words_ids": [[id] for id in sorted(never)]} if never else {}
-    options: Any = {"max_new_tokens": LONGEST, "do_sample": False, "num_beams": 1, **banned, **forced}
-    with torch.no_grad():
-        found = [model.generate(torch.tensor([row]), **options)[0].tolist()[1:] for row in rows]
-    return [row[: LONGEST - 1] for row in found]
 
 
 @pytest.mark.parity
@@ -82,7 +64,7 @@ def test_the_forms_of_t5_for_many_languages(kind, tmp_path, eagerly):
     translator: Any = keras_transformer.import_huggingface(tmp_path)
     padding = range(theirs.vocab_size(), model.config.vocab_size)
     never = {*vocabulary.ids[: imported.config["num_control_ids"]], *padding}
-    expected = greedy(model, rows, never - {end})
+    expected = greedy(model, rows, never - {end}, LONGEST)
     assert len({*map(tuple, expected)}) > 3
     for (best,), found in zip(translator.n_best(texts, num_beams=1, max_length=LONGEST), expected, strict=True):
         assert [vocabulary.ids[id] for id in best.ids][: LONGEST - 1] == found
@@ -120,9 +102,7 @@ def tokenizer_of(kind: str, folder: Path) -> Any:
     if not kind.startswith("m2m"):
         made: Any = transformers.MBart50Tokenizer if kind.startswith("mbart") else transformers.NllbTokenizer
         return made.from_pretrained(str(folder))
-    codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
-    codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
-    return transformers.M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"))
+    return tokenizer_of_m2m(folder)
 
 
 @pytest.mark.parity
@@ -150,7 +130,7 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerl
         for place, (line, row) in enumerate(zip(LINES, rows, strict=True)):
             languages = codes[place % 3], codes[(place + 1) % 3]
             tag = theirs.convert_tokens_to_ids(imported.language_tags[languages[1]])
-            [found] = greedy(model, [row], never, forced_bos_token_id=tag)
+            [found] = greedy(model, [row], never, LONGEST, forced_bos_token_id=tag)
             [[best]] = one.between(*languages).n_best([line], num_beams=1, max_length=LONGEST, split="off")
             assert [source.ids[id] for id in best.ids][: LONGEST - 1] == found
             text = theirs.decode([source.ids[id] for id in best.ids[1:]], skip_special_tokens=True)
