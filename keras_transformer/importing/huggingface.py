@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "llama": causal_models.read_llama,
     "m2m_100": many_languages.read,
     "marian": bart_models.read_marian,
+    "mbart": many_languages.read_mbart,
     "mt5": t5.read_mt5,
     "t5": t5.read,
     "vit": encoder_models.read_vit,
@@ -97,8 +98,8 @@ def _errors_of_the_hub(name: str) -> Iterator[None]:
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Any:
-    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian, T5, mT5, M2M-100
-    and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
+    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian, mBART-50, T5, mT5,
+    M2M-100 and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `save` writes a run
     folder.

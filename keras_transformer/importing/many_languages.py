@@ -1,27 +1,34 @@
-"""M2M-100 (Fan et al. 2020, arXiv 2010.11125) and NLLB-200 (NLLB Team 2022, arXiv 2207.04672) in Hugging Face's format:
-translators between many languages.
+"""M2M-100 (Fan et al. 2020, arXiv 2010.11125), NLLB-200 (NLLB Team 2022, arXiv 2207.04672) and mBART-50 (Tang et al.
+2020, arXiv 2008.00401) in Hugging Face's format: translators between many languages.
 
-They are the paper's model with norms before the sub-layers and behind each stack, biases in attention, and one matrix
-for sources, translations and logits. Their sinusoids are those of fairseq: positions begin at 2, all sines stand before
-all cosines, and the exponents of the D/2 frequencies reach from 0 to 1. They are read as learned positions, whose table
-is computed here.
+M2M-100 and NLLB-200 are the paper's model with norms before the sub-layers and behind each stack, biases in attention,
+and one matrix for sources, translations and logits. Their sinusoids are those of fairseq: positions begin at 2, all
+sines stand before all cosines, and the exponents of the D/2 frequencies reach from 0 to 1. They are read as learned
+positions, whose table is computed here. mBART-50 is BART with norms before the sub-layers and behind each stack.
 
-A source begins with the tag of its language, and a translation with that of its own, such as `eng_Latn` or `__en__`.
-Where the folder has a SentencePiece model, it cuts text, and the tags become pieces. Decoding starts with the end id,
-so the row of our start id is a copy of the end's.
+A source begins with the tag of its language, and a translation with that of its own, such as `eng_Latn`, `__en__` or
+`en_XX`. Where the folder has a SentencePiece model, it cuts text, and the tags become pieces. Decoding starts with the
+end id, so the row of our start id is a copy of the end's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_transformer.errors import RequestError
+from keras_transformer.importing.bart_models import (
+    BART_FIXED,
+    BART_WITHOUT_EFFECT,
+    OFFSET,
+    bart_arguments,
+    bart_layout,
+)
 from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
     OUTPUT,
@@ -48,19 +55,25 @@ from keras_transformer.importing.weights import Imported, Layout, Weight, Weight
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
 
-# Options with the one value that the architecture has. Old files say them.
+# Options with the one value that the architectures have. Old files say them.
+NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}
 FIXED: Config = {
-    **SEQ2SEQ_FIXED, "add_final_layer_norm": True, "normalize_before": True, "normalize_embedding": False,
-    "static_position_embeddings": True, "tie_word_embeddings": True,
+    **SEQ2SEQ_FIXED, **NORMS, "normalize_embedding": False, "static_position_embeddings": True,
+    "tie_word_embeddings": True,
 }  # fmt: skip
-OFFSET = 2  # the first position
+MBART_FIXED: Config = {**SEQ2SEQ_FIXED, **BART_FIXED, **NORMS}
+FINAL_NORMS = [
+    *norm_weights("encoder_stack.norm", "model.encoder.layer_norm"),
+    *norm_weights("decoder_stack.norm", "model.decoder.layer_norm"),
+]
 COPIES = [SHARED, SOURCE, TARGET, OUTPUT]
 # Old files have tables of positions too.
 SINUSOIDS = {"model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"}
 SENTENCEPIECE, IDS = "sentencepiece.bpe.model", "vocab.json"
 CONTROLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, by their ids
-# A tag and its language: NLLB's and mBART's are the same text, M2M-100's has the language inside.
+# A tag and its language: those of NLLB and mBART are the same text, M2M-100's has the language inside.
 LANGUAGE = re.compile(r"(?P<same>[a-z]{2,3}_[A-Za-z]{2,8})|__(?P<inner>\w{2,20})__")
+BEHIND = ["MBartTokenizer", "MBartTokenizerFast"]  # those that put tags behind sources
 ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 
@@ -85,22 +98,36 @@ def read(folder: ModelFolder) -> Imported:
     """Reads a model of M2M-100 or NLLB-200.
 
     Raises:
-        RequestError: a file is missing or damaged, the folder names no languages, or the model has an option or a
-            tensor that is not known.
+        RequestError: a file is missing or damaged, the folder names no languages or has tags behind sources, or the
+            model has an option or a tensor that is not known.
     """
+    return _read(folder, FIXED, arguments, layout)
+
+
+def read_mbart(folder: ModelFolder) -> Imported:
+    """Reads a model of mBART-50. Raises RequestError as `read`."""
+    return _read(folder, MBART_FIXED, mbart_arguments, mbart_layout)
+
+
+def _read(
+    folder: ModelFolder,
+    fixed: Config,
+    arguments: Callable[[Options], Config],
+    layout: Callable[[TensorFile, Config, list[int], int], Layout],
+) -> Imported:
     options = options_of(folder, "config.json")
-    options.expect(FIXED)
+    options.expect(fixed)
     size = options.size("vocab_size")
     text = _text(folder, size)
-    control = _control_ids(text.ids, options)
+    control = _control_ids(folder, text.ids, options)
     vocabularies = _vocabularies(folder, text, control)
     codes = {_code(tag): tag for tag in text.tags}
-    forced = _forced(folder)
+    forced = _generation(folder).get("forced_bos_token_id")
     named = {"forced_bos_token_id": forced} if forced in text.tags.values() else {}
     search = search_of(folder, options, control.end, {*control} - {control.end}, named)
     ids = vocabularies[0].ids
     config = arguments(options) | {"vocabulary_size": len(ids)}
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
+    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
@@ -125,12 +152,22 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layou
         Weight("target_embedding.embeddings", first_of(file, COPIES), "VD"),
         Weight("target_embedding.bias", "", "V", default=0.0, fixed=fixed_logits(ids)),
         Weight("positions.embeddings", "", "PD", default=sinusoids(rows, width)),
-        *norm_weights("encoder_stack.norm", "model.encoder.layer_norm"),
-        *norm_weights("decoder_stack.norm", "model.decoder.layer_norm"),
+        *FINAL_NORMS,
         *bart_blocks(config),
     ]
     sizes = {"V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": rows}
     return Layout(table, sizes, {"V": np.array(ids)}, {*COPIES, *SINUSOIDS})
+
+
+def mbart_arguments(options: Options) -> Config:
+    """The arguments of our model, but for the vocabulary."""
+    return bart_arguments(options) | {"residual": "pre_norm"}
+
+
+def mbart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
+    """Where the weights lie; the matrix has `size` rows."""
+    found = bart_layout(file, config, ids, size)
+    return found._replace(table=[*found.table, *FINAL_NORMS])
 
 
 def sinusoids(rows: int, width: int) -> np.ndarray:
@@ -158,7 +195,8 @@ def _text(folder: ModelFolder, size: int) -> _Text:
     if not tags:
         raise RequestError(
             f"{folder.path}: expected tags of languages, such as eng_Latn or __en__, in {WHOLE}, {TOKENIZER}, {ADDED} "
-            f"or {MAP}; found none: download these files too"
+            f"or {MAP}; found none: download these files too, or list the tags in the order of their ids under "
+            f"{SPECIAL[0]!r} in {MAP}"
         )
     return _Text({text: id for text, id in ids.items() if text not in tags}, {*CONTROLS, *added}, tags, model)
 
@@ -167,6 +205,9 @@ def _ids_in(tokenizer: Config) -> dict[str, int]:
     """The ids of the pieces in a tokenizer.json."""
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):  # of pairs, the piece and its score
+        pieces = [pair[0] if isinstance(pair, list) and pair else None for pair in vocab]
+        return {text: id for id, text in enumerate(pieces) if isinstance(text, str)}
     return dict(vocab) if isinstance(vocab, dict) else {}
 
 
@@ -214,9 +255,18 @@ def _dicts(values: object) -> list[Config]:
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
-def _control_ids(ids: dict[str, int], options: Options) -> ControlIds:
+def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> ControlIds:
     pad, end, unknown = (ids[text] for text in ("<pad>", "</s>", "<unk>"))
-    options.expect({"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": end})
+    options.expect({"pad_token_id": pad, "eos_token_id": end})
+    starts = options.pop("decoder_start_token_id"), _generation(folder).get("decoder_start_token_id")
+    tokenizer = folder.json(TOKENIZER) if folder.has(TOKENIZER) else {}
+    is_behind = tokenizer.get("legacy_behaviour") is True or tokenizer.get("tokenizer_class") in BEHIND
+    if is_behind or any(start not in (None, end) for start in starts):
+        raise RequestError(
+            f"{folder.path}: expected a model whose sources begin with the tag of their language, and whose decoding "
+            f"starts with {end}, as those of mBART-50, M2M-100 and NLLB-200; received one with tags behind sources or "
+            "with another start, as that of mBART for 25 languages, which a run has no form for"
+        )
     return ControlIds(pad, unknown, end, end)
 
 
@@ -245,9 +295,9 @@ def _code(tag: str) -> str:
     return (found and found["inner"]) or tag
 
 
-def _forced(folder: ModelFolder) -> Any:
-    """The id that a translation is forced to begin with, if the folder says."""
-    return folder.json(GENERATION if folder.has(GENERATION) else "config.json").get("forced_bos_token_id")
+def _generation(folder: ModelFolder) -> Config:
+    """Where the folder says what translations begin with."""
+    return folder.json(GENERATION if folder.has(GENERATION) else "config.json")
 
 
 def _languages(folder: ModelFolder, codes: Mapping[str, str], target: str | None) -> tuple[str, str] | None:
@@ -255,4 +305,4 @@ def _languages(folder: ModelFolder, codes: Mapping[str, str], target: str | None
     config = folder.json(TOKENIZER) if folder.has(TOKENIZER) else {}
     source, target = config.get("src_lang"), target or config.get("tgt_lang")
     known = [each for each in (source, target) if isinstance(each, str) and each in codes]
-    return (known[0], known[1]) if len(known) == 2 else None
+    return (known[0], known[1]) if len({*known}) == 2 else None

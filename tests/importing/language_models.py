@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 
 TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
@@ -43,6 +46,9 @@ def saved(folder: Path, model: Any) -> Any:
         values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4)
         factor = -1 if name == "model.decoder.layer_norm.weight" else 4 if "encoder_attn." in name else 1
         tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
+    for name, tensor in model.named_buffers():
+        if name == "final_logits_bias":
+            tensor.copy_(torch.randn(tensor.shape))
     model.eval().save_pretrained(str(folder))
     return model
 
@@ -102,6 +108,17 @@ def m2m(folder: Path) -> Any:
     return m2m_model(folder, write_m2m_tokenizer(folder) + 3)
 
 
+def m2m_saved(folder: Path) -> Any:
+    """M2M-100 as transformers 5 writes it where the files that were loaded name the tags."""
+    import transformers
+
+    made: Any = transformers.M2M100Tokenizer
+    model = m2m(folder)
+    made.from_pretrained(str(folder)).save_pretrained(str(folder))
+    (folder / "special_tokens_map.json").unlink()
+    return model
+
+
 def nllb_folder(folder: Path) -> Any:
     """The files of NLLB's tokenizer as transformers 5 writes them beside fairseq's; the tokenizer."""
     import transformers
@@ -126,6 +143,73 @@ def nllb_alone(folder: Path) -> Any:
     return model
 
 
+def mbart_alone(folder: Path, **options: Any) -> Any:
+    """mBART-50 as transformers 5 writes it, with tokenizer.json alone, which has all 52 of its tags."""
+    import transformers
+
+    made: Any = transformers.MBart50Tokenizer
+    (folder / "sentencepiece.bpe.model").write_bytes(pieces(80))
+    tokenizer = made.from_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    (folder / "sentencepiece.bpe.model").unlink()
+    sizes: Any = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "decoder_start_token_id": 2}
+    config = transformers.MBartConfig(**{"scale_embedding": True, **sizes, **SIDES, **options})
+    return saved(folder, transformers.MBartForConditionalGeneration(config))
+
+
+def mbart(folder: Path) -> Any:
+    """mBART-50 with the files of older versions: the SentencePiece model, and a list of tags without ids."""
+    model = mbart_alone(folder, scale_embedding=False)
+    tags = json.loads((folder / "tokenizer_config.json").read_text())["extra_special_tokens"][2:]
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": tags}))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MBart50Tokenizer"}))
+    (folder / "sentencepiece.bpe.model").write_bytes(pieces(80))
+    return model
+
+
 FOLDERS: dict[str, Callable[[Path], Any]] = {
-    "mt5": mt5, "madlad": madlad, "m2m": m2m, "nllb": nllb, "nllb-alone": nllb_alone
+    "mt5": mt5, "madlad": madlad, "m2m": m2m, "m2m-saved": m2m_saved, "nllb": nllb, "nllb-alone": nllb_alone,
+    "mbart": mbart, "mbart-alone": mbart_alone,
 }  # fmt: skip
+
+
+def tokenizer_of_m2m(folder: Path) -> Any:
+    """Their tokenizer of M2M-100, with their list of codes cut down to ours."""
+    import transformers
+
+    codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
+    codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
+    made: Any = transformers.M2M100Tokenizer
+    return made(
+        str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"), additional_special_tokens=[*M2M_TAGS]
+    )
+
+
+def logits_agree(imported: Any, model: Any, sources: list[list[int]]) -> None:
+    """The logits are theirs within 1e-4 of their range. `sources` are their ids, ends included."""
+    import torch
+
+    ids, draw = imported.target.ids, np.random.default_rng(1)
+    pieces = [id for id in range(imported.config["num_control_ids"], len(ids)) if ids[id] not in ids[: END + 1]]
+    own = imported.model()
+    for row in sources:
+        target = draw.choice(pieces, 7).tolist()
+        theirs = torch.tensor([[ids[id] for id in [START, *target]]])
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([row]), decoder_input_ids=theirs).logits.numpy()
+        places = imported.source.ids
+        ours = [END if id == places[END] else places.index(id) for id in row]
+        found = np.array(own({"source_ids": padded([ours]), "target_ids": np.array([[START, *target]])}))
+        np.testing.assert_allclose(found[..., pieces], expected[..., ids][..., pieces], atol=1e-4 * np.ptp(expected))
+
+
+def greedy(model: Any, rows: list[list[int]], never: set[int], longest: int, **forced: Any) -> list[list[int]]:
+    """What a greedy search of theirs writes, but for the last id, where both may be forced to end."""
+    import torch
+
+    banned = {"bad_words_ids": [[id] for id in sorted(never)]} if never else {}
+    options: Any = {"max_new_tokens": longest, "do_sample": False, "num_beams": 1, **banned, **forced}
+    with torch.no_grad():
+        found = [model.generate(torch.tensor([row]), **options)[0].tolist()[1:] for row in rows]
+    return [row[: longest - 1] for row in found]

@@ -10,7 +10,6 @@ import pytest
 
 import keras_transformer
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
@@ -18,11 +17,23 @@ from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
-from tests.importing.language_models import FOLDERS, M2M_TAGS, NLLB_TAGS, SIDES, TAGS, TEXT, write_m2m_tokenizer
+from tests.importing.language_models import (
+    FOLDERS,
+    M2M_TAGS,
+    NLLB_TAGS,
+    SIDES,
+    TAGS,
+    TEXT,
+    greedy,
+    logits_agree,
+    tokenizer_of_m2m,
+    write_m2m_tokenizer,
+)
 from tests.importing.theirs import change, safetensors, tensors_of
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
 LONGEST = 12
+NAMED = {"m2m": M2M_TAGS, "nllb": NLLB_TAGS}
 
 
 @pytest.fixture
@@ -34,34 +45,6 @@ def pieces_of(folder: Path) -> Any:
     """Their tokenizer, SentencePiece itself where the folder has its model: that of transformers 5 has no bytes."""
     sentencepiece = pytest.importorskip("sentencepiece")
     return sentencepiece.SentencePieceProcessor(model_proto=(folder / "spiece.model").read_bytes())
-
-
-def logits_agree(imported: Any, model: Any, sources: list[list[int]]) -> None:
-    """The logits are theirs within 1e-4 of their range. `sources` are their ids, ends included."""
-    import torch
-
-    ids, draw = imported.target.ids, np.random.default_rng(1)
-    pieces = [id for id in range(imported.config["num_control_ids"], len(ids)) if ids[id] not in ids[: END + 1]]
-    own = imported.model()
-    for row in sources:
-        target = draw.choice(pieces, 7).tolist()
-        theirs = torch.tensor([[ids[id] for id in [START, *target]]])
-        with torch.no_grad():
-            expected = model(input_ids=torch.tensor([row]), decoder_input_ids=theirs).logits.numpy()
-        ours = [END if id == ids[END] else ids.index(id) for id in row]
-        found = np.array(own({"source_ids": padded([ours]), "target_ids": np.array([[START, *target]])}))
-        np.testing.assert_allclose(found[..., pieces], expected[..., ids][..., pieces], atol=1e-4 * np.ptp(expected))
-
-
-def greedy(model: Any, rows: list[list[int]], never: set[int], **forced: Any) -> list[list[int]]:
-    """What a greedy search of theirs writes, but for the last id, where both may be forced to end."""
-    import torch
-
-    banned = {"bad_words_ids": [[id] for id in sorted(never)]} if never else {}
-    options: Any = {"max_new_tokens": LONGEST, "do_sample": False, "num_beams": 1, **banned, **forced}
-    with torch.no_grad():
-        found = [model.generate(torch.tensor([row]), **options)[0].tolist()[1:] for row in rows]
-    return [row[: LONGEST - 1] for row in found]
 
 
 @pytest.mark.parity
@@ -81,7 +64,7 @@ def test_the_forms_of_t5_for_many_languages(kind, tmp_path, eagerly):
     translator: Any = keras_transformer.import_huggingface(tmp_path)
     padding = range(theirs.vocab_size(), model.config.vocab_size)
     never = {*vocabulary.ids[: imported.config["num_control_ids"]], *padding}
-    expected = greedy(model, rows, never - {end})
+    expected = greedy(model, rows, never - {end}, LONGEST)
     assert len({*map(tuple, expected)}) > 3
     for (best,), found in zip(translator.n_best(texts, num_beams=1, max_length=LONGEST), expected, strict=True):
         assert [vocabulary.ids[id] for id in best.ids][: LONGEST - 1] == found
@@ -116,22 +99,21 @@ def tokenizer_of(kind: str, folder: Path) -> Any:
     """Their tokenizer, with their list of codes cut down to ours."""
     import transformers
 
-    if kind != "m2m":
-        return transformers.NllbTokenizer.from_pretrained(str(folder))
-    codes = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES
-    codes["m2m100"] = [tag.strip("_") for tag in M2M_TAGS]
-    return transformers.M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model"))
+    if not kind.startswith("m2m"):
+        made: Any = transformers.MBart50Tokenizer if kind.startswith("mbart") else transformers.NllbTokenizer
+        return made.from_pretrained(str(folder))
+    return tokenizer_of_m2m(folder)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("kind", ["m2m", "nllb", "nllb-alone"])
+@pytest.mark.parametrize("kind", ["m2m", "m2m-saved", "nllb", "nllb-alone", "mbart", "mbart-alone"])
 def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerly):
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = FOLDERS[kind](tmp_path)
     theirs = tokenizer_of(kind, tmp_path)
     imported = read_huggingface(tmp_path)
     source = imported.source
-    codes = [tag.strip("_") for tag in (M2M_TAGS if kind == "m2m" else NLLB_TAGS)]
+    codes = [*theirs.lang_code_to_id] if "mbart" in kind else [tag.strip("_") for tag in NAMED[kind.partition("-")[0]]]
     assert [*imported.language_tags] == codes
     rows = []
     for place, line in enumerate(LINES):
@@ -148,7 +130,7 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerl
         for place, (line, row) in enumerate(zip(LINES, rows, strict=True)):
             languages = codes[place % 3], codes[(place + 1) % 3]
             tag = theirs.convert_tokens_to_ids(imported.language_tags[languages[1]])
-            [found] = greedy(model, [row], never, forced_bos_token_id=tag)
+            [found] = greedy(model, [row], never, LONGEST, forced_bos_token_id=tag)
             [[best]] = one.between(*languages).n_best([line], num_beams=1, max_length=LONGEST, split="off")
             assert [source.ids[id] for id in best.ids][: LONGEST - 1] == found
             text = theirs.decode([source.ids[id] for id in best.ids[1:]], skip_special_tokens=True)
@@ -157,11 +139,14 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerl
         assert len(texts) > 3
 
 
-def folder_without_transformers(folder: Path) -> Path:
-    """A folder of M2M-100 with random weights, which is made without transformers."""
+def folder_without_transformers(folder: Path, is_mbart: bool = False) -> Path:
+    """A folder of M2M-100 or mBART-50 with random weights, which is made without transformers."""
     size = write_m2m_tokenizer(folder) + 3
     width, inner = SIDES["d_model"], SIDES["encoder_ffn_dim"]
     kernels, norms = {"model.shared": (size, width)}, list[str]()
+    if is_mbart:
+        kernels |= {f"model.{stack}.embed_positions": (66, width) for stack in ("encoder", "decoder")}
+        norms += [f"model.{stack}.layernorm_embedding" for stack in ("encoder", "decoder")]
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         norms.append(f"model.{stack}.layer_norm")
         for layer in (f"model.{stack}.layers.{number}" for number in range(SIDES[f"{stack}_layers"])):
@@ -171,11 +156,12 @@ def folder_without_transformers(folder: Path) -> Path:
             norms += [f"{layer}.{each}_layer_norm" for each in (*attentions, "final")]
     draw = np.random.default_rng(1)
     tensors = {f"{name}.weight": draw.normal(size=shape) for name, shape in kernels.items()}
-    tensors |= {f"{name}.bias": draw.normal(size=shape[0]) for name, shape in kernels.items() if name != "model.shared"}
+    biased = {name: shape[0] for name, shape in kernels.items() if name.endswith(("_proj", "fc1", "fc2"))}
+    tensors |= {f"{name}.bias": draw.normal(size=size) for name, size in biased.items()}
     tensors |= {f"{name}.{part}": draw.normal(size=width) for name in norms for part in ("weight", "bias")}
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     options = {
-        "model_type": "m2m_100",
+        "model_type": "mbart" if is_mbart else "m2m_100",
         "vocab_size": size,
         "max_position_embeddings": 64,
         "activation_function": "relu",
@@ -192,12 +178,46 @@ def test_a_folder_that_names_no_languages_is_refused(tmp_path):
     change(folder, "special_tokens_map.json", additional_special_tokens=["<mask>"])
     with pytest.raises(RequestError, match="expected tags of languages, such as eng_Latn or __en__, in tokenizer.json"):
         read_huggingface(folder)
+    change(folder, "special_tokens_map.json", additional_special_tokens=["__en__", "__fr__"])
+    assert [*read_huggingface(folder).language_tags] == ["en", "fr"], "as the message says"
     for tokens in ({"__en__": 3}, {"__en__": size}, {"__en__": "9"}):
         (folder / "added_tokens.json").write_text(json.dumps(tokens))
         with pytest.raises(RequestError, match=f"expected an id below {size} for each piece and each tag"):
             read_huggingface(folder)
     (folder / "sentencepiece.bpe.model").unlink()
     with pytest.raises(RequestError, match="expected a file tokenizer.json"):
+        read_huggingface(folder)
+
+
+def test_the_tensors_of_mbart_50_are_read(tmp_path):
+    imported = read_huggingface(folder_without_transformers(tmp_path, is_mbart=True))
+    assert [*imported.language_tags] == ["de", "en", "ast"]
+    positions = {"name": "learned", "offset": 2, "separate": True}
+    assert imported.config["positions"] == positions and imported.config["embedding_scale"] == 1
+    model, tensors = imported.model(), tensors_of(tmp_path)
+    for ours, theirs in (
+        (model.positions.decoder_embeddings, "model.decoder.embed_positions.weight"),
+        (model.source_norm.gamma, "model.encoder.layernorm_embedding.weight"),
+        (model.decoder_stack.norm.beta, "model.decoder.layer_norm.bias"),
+    ):
+        np.testing.assert_array_equal(np.array(ours)[: len(tensors[theirs])], tensors[theirs])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("config.json", {"decoder_start_token_id": 80}),
+        ("generation_config.json", {"decoder_start_token_id": 80}),
+        ("tokenizer_config.json", {"tokenizer_class": "MBartTokenizer"}),
+        ("tokenizer_config.json", {"legacy_behaviour": True}),
+    ],
+)
+def test_a_model_with_tags_behind_its_sources_is_refused(name, options, tmp_path):
+    folder = folder_without_transformers(tmp_path, is_mbart=True)
+    change(folder, "config.json", decoder_start_token_id=2)
+    assert read_huggingface(folder).target.ids[START] == 2
+    change(folder, name, **options)
+    with pytest.raises(RequestError, match="whose sources begin with the tag .* as that of mBART for 25 languages"):
         read_huggingface(folder)
 
 
