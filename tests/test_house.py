@@ -25,7 +25,7 @@ benchmarks notebooks examples
 keras_transformer.__main__ train export.__main__
 export.exporting
 keras_transformer.__init__
-export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub
+export.onnx export.saved_model export.tflite_converter export.tflite export.certificate export.ctranslate2 export.hub
 export.artefacts export.hub_forms
 tasks
 keras_transformer.commands
