@@ -13,6 +13,10 @@ from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARC
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import change, safetensors, tensors_of, unpack, write
 
+STRETCHED = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 # Of each model: changes of config.json, and what is told of them.
 OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "marian": [
@@ -41,8 +45,13 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4}, "sliding_window"), ({"n_layer": 3}, "h.2."), ({"n_embd": 20}, "of the shape"),
     ],
     "llama": [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"), ({"eos_token_id": [1, 2]}, "eos_token"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type"), ({"rope_parameters": [1]}, "expected an object"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'rope_type': expected one of default, linear, llama3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'factor': expected a number; received: None"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "interpolation` must be a number from 1"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 3}}, "rope_scaling: 'beta_fast'"),
+        ({"rope_scaling": STRETCHED | {"low_freq_factor": 4.0}}, "high_freq_factor` must be greater than"),
+        ({"rope_scaling": STRETCHED | {"original_max_position_embeddings": None}}, "'original_max_position_embeddi"),
+        ({"rope_scaling": None, "rope_parameters": [1]}, "expected an object"), ({"eos_token_id": [1, 2]}, "eos_token"),
         ({"attention_bias": True}, "attention_bias"), ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"tie_word_embeddings": True}, "expected lm_head.weight to be model.embed_tokens.weight"),
     ],

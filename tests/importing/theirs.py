@@ -49,6 +49,11 @@ LLAMA: dict[str, Any] = {
     "vocab_size": SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+# It stretches waves for texts of twice the length that it saw.
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": CONTEXT // 2, "rope_theta": 100.0,
+}  # fmt: skip
 BERT = {**ENCODER, "vocab_size": len(WORDS), "max_position_embeddings": CONTEXT}
 ROBERTA = {**BERT, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1}
 DISTILBERT: dict[str, Any] = {
@@ -70,6 +75,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {**LLAMA, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True, "rope_theta": 500.0},
     ),
+    "llama-stretched": ("LlamaForCausalLM", {**LLAMA, "head_dim": 12, "rope_scaling": LLAMA3}),
+    "llama-linear": ("LlamaForCausalLM", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 1}),
     "bert": ("BertModel", BERT),
