@@ -305,11 +305,9 @@ class RotaryPositions(Positions):
         base: the longest wavelength is nearly 2π times this number.
         interpolation: the factor by which waves are stretched, so that more positions have angles in the range that a
             model knows (Chen et al. 2023, arXiv 2306.15595).
-        original_length: L, the positions that the model knew. Waves of at most L / `high_freq_factor` positions then
-            keep their length, those from L / `low_freq_factor` on are stretched, and between them both frequencies are
-            mixed, as in Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783, and the code that came with it). None
-            stretches all waves.
-        low_freq_factor, high_freq_factor: see `original_length`.
+        original_length, low_freq_factor, high_freq_factor: L, the positions that the model knew. Waves up to
+            L / `high_freq_factor` keep their length, those from L / `low_freq_factor` on are stretched, and between
+            them both frequencies are mixed, as in the code of Llama 3.1 (arXiv 2407.21783). None stretches all waves.
 
     Raises:
         ValueError: `key_dim` is odd, or a size or `low_freq_factor` is not positive, or `base` or `interpolation` is
@@ -333,7 +331,7 @@ class RotaryPositions(Positions):
             raise ValueError(f"`key_dim` must be even: a rotation turns pairs of numbers. Received: key_dim={key_dim}")
         if not 0 < low_freq_factor < high_freq_factor:
             received = f"low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}"
-            raise ValueError(f"`low_freq_factor` must be positive, `high_freq_factor` greater. Received: {received}")
+            raise ValueError(f"`low_freq_factor` must be positive, and the other greater. Received: {received}")
         self.key_dim = key_dim
         self.base = base
         self.interpolation = interpolation
