@@ -61,6 +61,8 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 EPSILON = 1e-12  # DistilBERT's, for layer normalization
 MODULES = "modules.json"  # sentence-transformers'
+# Its files with the longest text; the later ones are old.
+LONGEST = [f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "xlm-roberta")]
 # Whether the vector of a text is its first state, by the name of the pooling.
 POOLINGS = {"mean_tokens": False, "mean": False, "cls_token": True, "cls": True}
 
@@ -143,6 +145,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
         raise options.refusal(name, config["activation"], f"{architecture.token_activation}, as the head has")
     rows = first + config["context_length"]
     num_segments = architecture.num_segments and options.size("type_vocab_size", architecture.num_segments)
+    config["context_length"] = min(config["context_length"], _longest(folder, config["context_length"]))
     config |= {"vocabulary_size": len(ids), "num_control_ids": num_control_ids, **_vectors(folder)}
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | WITHOUT_EFFECT)
     config = completed(options, config, complete)
@@ -223,6 +226,24 @@ def _vectors(folder: ModelFolder) -> Config:
     if not isinstance(mode, str) or mode.removeprefix("pooling_mode_") not in POOLINGS:
         raise RequestError(f"{folder.path / name}: expected the mean or the first state alone; received {mode!r:.60}")
     return {"first_state": POOLINGS[mode.removeprefix("pooling_mode_")], "unit_vectors": "Normalize" in names}
+
+
+def _longest(folder: ModelFolder, default: int) -> int:
+    """The most tokens of a text, with its start and end, before sentence-transformers cuts it; `default` for other
+    folders. Where it has no limit of its own, it takes that of the tokenizer.
+
+    Raises:
+        RequestError: it would change the text.
+    """
+    if not folder.has(MODULES):
+        return default
+    for name, limit in [*((name, "max_seq_length") for name in LONGEST), ("tokenizer_config.json", "model_max_length")]:
+        options = Options(folder.json(name) if folder.has(name) else {}, str(folder.path / name))
+        if name in LONGEST:
+            options.expect({"do_lower_case": False})
+        if options.has(limit):
+            return int(options.number(limit))  # a tokenizer without a limit says 10^30
+    return default
 
 
 def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:

@@ -20,7 +20,7 @@ SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
     "sentencepiece.bpe.model", "added_tokens.json", "preprocessor_config.json", "chat_template.jinja", "modules.json",
-    "1_Pooling/config.json", "README.md", *LICENSES,
+    "1_Pooling/config.json", *bert_models.LONGEST, "README.md", *LICENSES,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.

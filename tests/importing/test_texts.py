@@ -369,3 +369,44 @@ def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(ki
         assert made.model.head_layer is not None
         is_same = np.array_equal(made.model.head_layer.kernel, parent.head_layer.kernel)
         assert is_same == (task == "masked-tokens"), "before labels stands another layer"
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False}}, 6),
+        ({"sentence_roberta_config.json": {"max_seq_length": 5}, "tokenizer_config.json": {"model_max_length": 7}}, 5),
+        ({"sentence_bert_config.json": {"max_seq_length": None}, "tokenizer_config.json": {"model_max_length": 7}}, 7),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, 20),
+        ({"sentence_bert_config.json": {"max_seq_length": 512}}, 20),
+    ],
+)
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(files, most, tmp_path):
+    """The vector is that of the first tokens, between start and end; the positions that are left keep their vectors."""
+    folder = write("roberta", tmp_path)
+    whole: Any = keras_transformer.import_huggingface(folder)
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "models.Transformer"}]))
+    for name, values in files.items():
+        (folder / name).write_text(json.dumps(values))
+    cut: Any = keras_transformer.import_huggingface(folder)
+    text = [f"w{number}" for number in range(30)]
+    assert cut.model.context_length == len(cut.ids(" ".join(text))) == most
+    np.testing.assert_allclose(
+        cut.embed([" ".join(text)]), whole.embed([" ".join(text[: most - 2])]), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"do_lower_case": True}, "'do_lower_case'"),
+        ({"max_seq_length": 1}, "context_length"),
+        ({"max_seq_length": "x"}, "a number"),
+    ],
+)
+def test_a_longest_text_that_cannot_be_is_refused(values, message, tmp_path):
+    folder = write("bert", tmp_path)
+    (folder / "modules.json").write_text("[]")
+    (folder / "sentence_bert_config.json").write_text(json.dumps(values))
+    with pytest.raises(RequestError, match=message):
+        read_huggingface(folder)
