@@ -27,6 +27,7 @@ from keras_transformer.layers.positions import (
 from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import EXTRA_LENGTH, longest
+from keras_transformer.models.inspection import Difference
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
@@ -53,10 +54,13 @@ PARTS: tuple[type, ...] = (
 )  # fmt: skip
 
 
-def require_held(model: object, precision: str) -> None:
+def require_held(model: Any, precision: str) -> None:
     """Raises RequestError, which names the part, unless CTranslate2 has every part of the model, as configured."""
     for found in parts_without_writer(model, PARTS):
         raise unwritable("ctranslate2", precision, found)
+    length = getattr(model.positions, "original_length", None)
+    if length is not None:  # its encoders have no such rotation
+        raise unwritable("ctranslate2", precision, Difference("model.positions.original_length", None, length))
     require_own_parts(model, "ctranslate2", precision)
 
 
@@ -88,6 +92,7 @@ def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Seq
 
 def _sizes(model: Transformer, stack: Stack) -> Config:
     """The arguments of CTranslate2's encoder or decoder."""
+    from ctranslate2.specs.attention_spec import RotaryScalingType
     from ctranslate2.specs.common_spec import Activation
 
     block = stack.blocks[0]
@@ -107,6 +112,8 @@ def _sizes(model: Transformer, stack: Stack) -> Config:
         sizes["relative_attention_bias"] = True
     elif isinstance(model.positions, RotaryPositions):
         sizes |= {"rotary_dim": model.key_dim, "rotary_interleave": False, "rotary_base": model.positions.base}
+        if (factor := model.positions.interpolation) > 1:
+            sizes |= {"rotary_scaling_type": RotaryScalingType.Linear, "rotary_scaling_factor": factor}
     return sizes
 
 

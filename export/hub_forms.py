@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import bart_models, causal_models, encoder_models, layouts, t5
+from keras_transformer.importing import bart_models, bert_models, causal_models, layouts, t5, vit
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Layout, variable_at
@@ -170,23 +170,24 @@ class Bert(Form):
 
     name, first_position, last_norm = "bert", 0, "head_layer.norm"
     own_argument, ids = "context_length", {"pad_token_id": PAD}
-    control = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), encoder_models.SPECIAL, strict=False))
-    mask = encoder_models.SPECIAL[-1]
+    control = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False))
+    mask = bert_models.SPECIAL[-1]
     around = (["[CLS]"], ["[SEP]"])
 
     def class_of(self, config: Config) -> str:
         return "BertForSequenceClassification" if config["num_labels"] else "BertForMaskedLM"
 
     def options(self, config: Config) -> Config:
-        return {**encoder_models.bert_options(config), "type_vocab_size": NUM_SEGMENTS}
+        return {**bert_models.bert_options(config), "type_vocab_size": NUM_SEGMENTS}
 
     def arguments(self, options: Options, config: Config) -> Config:
         num_labels = config.get("num_labels") or 0
-        arguments = encoder_models.bert_arguments(options, num_labels, fills=not num_labels)
-        return encoder_models.complete_bert({**arguments, **_taken_over(config)})
+        arguments = bert_models.arguments(bert_models.BERT, options, num_labels, fills=not num_labels)
+        return bert_models.complete({**arguments, **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config) -> Layout:
-        return encoder_models.bert_layout(file, config, *_ids(config), NUM_SEGMENTS)
+        rows = (0, config["context_length"])
+        return bert_models.layout(bert_models.BERT, file, config, *_ids(config), rows, NUM_SEGMENTS)
 
 
 class Vit(Form):
@@ -196,14 +197,14 @@ class Vit(Form):
     ids: Config = {}
 
     def options(self, config: Config) -> Config:
-        return encoder_models.vit_options(config)
+        return vit.vit_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
-        arguments = encoder_models.vit_arguments(options, config.get("num_labels") or 0)
-        return encoder_models.complete_vit({**arguments, **_taken_over(config)})
+        arguments = vit.arguments(options, config.get("num_labels") or 0)
+        return vit.complete({**arguments, **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config) -> Layout:
-        return encoder_models.vit_layout(config, has_biases=True)
+        return vit.layout(config, has_biases=True)
 
 
 # The first that holds a model is written.
@@ -276,7 +277,9 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
         if is_bias or is_table or is_folded or (name == "norm" and one["name"] == other["name"]):
             continue
         slot = arguments[name].slot
-        found.append(Difference(name, *(family.spelled(each, slot) if slot else each for each in (one, other))))
+        found.append(
+            Difference(name, *(family.spelled(each, slot) if slot and each else each for each in (one, other)))
+        )
     return found
 
 

@@ -148,6 +148,7 @@ KINDS = {
             **ONE_STACK,
             "num_labels": _labels("labels of a text"),
             "head_layer": _switch(False, "a layer between the last state and the logits, as in BERT"),
+            "head_activation": _slot("activation", "the activation of that layer before labels, by default tanh", True),
             "first_state": _switch(False, "the vector of a text is its first state, and not the mean of all"),
             "unit_vectors": _switch(False, "vectors of texts have the length 1"),
         },

@@ -41,6 +41,13 @@ def _needs_even_key_dim(model: Config) -> Fault | None:
     return _odd("key_dim", key_dim(model), f"{model['positions']['name']} positions")
 
 
+def _needs_a_range_of_waves(model: Config) -> Fault | None:
+    low, high = (model["positions"][f"{name}_freq_factor"] for name in ("low", "high"))
+    if high > low:
+        return _needs_even_key_dim(model)
+    return Fault("{positions:high_freq_factor} must be greater than {positions:low_freq_factor}", high_freq_factor=high)
+
+
 def _needs_as_many_experts(model: Config) -> Fault | None:
     received = {f"feed_forward:{name}": model["feed_forward"][name] for name in ("top_k", "num_experts")}
     if model["feed_forward"]["top_k"] <= model["feed_forward"]["num_experts"]:
@@ -126,6 +133,20 @@ def _local_first(config: Config, layer: int) -> Config:
 
 _WIDTH_OF_BLOCKS = {"width": Option(256, "positions in a block of local attention", least=1, most=1_000_000)}
 _BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
+_INTERPOLATION = {
+    "interpolation": Option(
+        1.0, "divides every position, for inputs longer than in training", float, least=1, most=1_000
+    ),
+}
+_STRETCH = {
+    **_INTERPOLATION,
+    "original_length": Option(
+        None, "positions in training; short waves are then not divided, as in Llama 3.1", least=1, most=1_000_000,
+        is_optional=True,
+    ),
+    "low_freq_factor": Option(1.0, "waves as long as original_length / this are divided", float, least=1e-3, most=1e3),
+    "high_freq_factor": Option(4.0, "waves up to original_length / this are not", float, least=1e-3, most=1e4),
+}  # fmt: skip
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
 _EXPERTS = {
@@ -144,13 +165,7 @@ SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
         "sinusoidal": Part(
             f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
-            {
-                **_OFFSET,
-                "interpolation": Option(
-                    1.0, "divides every position, for inputs longer than in training", float, least=1, most=1_000
-                ),
-            },
-            _needs_even_width,
+            {**_OFFSET, **_INTERPOLATION}, _needs_even_width,
         ),
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
@@ -163,7 +178,7 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
         "rotary": Part(
             f"{LAYERS}.positions:RotaryPositions", "queries and keys rotated by their positions", "arXiv 2104.09864",
-            _BASE, _needs_even_key_dim,
+            {**_BASE, **_STRETCH}, _needs_a_range_of_waves,
         ),
         "alibi": Part(
             f"{LAYERS}.score:AlibiPositions", "logits less the distance times a slope for each head",

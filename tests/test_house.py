@@ -25,8 +25,8 @@ benchmarks notebooks examples
 keras_transformer.__main__ train export.__main__
 export.exporting
 keras_transformer.__init__
-export.onnx export.saved_model export.tflite_converter export.tflite export.certificate export.ctranslate2 export.hub
-export.artefacts export.hub_forms
+export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub
+export.artefacts export.hub_forms export.tflite_converter
 tasks
 keras_transformer.commands
 keras_transformer.training

@@ -4,7 +4,8 @@ GPT-2 (Radford et al. 2019) is the decoder alone, with pre-norm, gelu by its tan
 and a tied output.
 
 Llama (Touvron et al. 2023, arXiv 2302.13971) is the decoder alone, with RMS norms before its sub-layers, rotary
-positions, SwiGLU, grouped heads, and no biases.
+positions, SwiGLU, grouped heads, and no biases. Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783) stretches the
+waves of its rotation.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ GPT2_NAMES = {
 PREFIX = "transformer."  # files of the model without its output lack it
 # Options with the one value that is read here.
 LLAMA_FIXED: Config = {
-    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
-    "is_decoder": False, "pruned_heads": {},
+    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "add_cross_attention": False, "is_decoder": False,
+    "pruned_heads": {},
 }  # fmt: skip
 LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
 # Arguments of our model, and what the architecture calls them.
@@ -56,6 +57,7 @@ LLAMA_NAMES = {
     "attention_dropout": "attention_dropout", "activation": "hidden_act", "norm": "rms_norm_eps",
 }  # fmt: skip
 BASE = 10_000.0  # the rotation's
+ROTATIONS = ("default", "linear", "llama3")  # how its waves are stretched, see `RotaryPositions`
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
 
@@ -147,7 +149,7 @@ def llama_arguments(options: Options) -> Config:
         "key_dim": options.size("head_dim", width // max(heads, 1)),
         "dropout": 0.0,
         "feed_forward": "gated",
-        "positions": {"name": "rotary", "base": _base(options)},
+        "positions": _rotation(options),
         "tied_output": options.switch("tie_word_embeddings", False),
     }
 
@@ -158,24 +160,44 @@ def llama_options(config: Config) -> Config:
         **write_named(config, LLAMA_NAMES),
         "num_key_value_heads": config["attention"].get("num_key_value_heads"),
         "head_dim": config["key_dim"],
-        "rope_theta": config["positions"].get("base", BASE),
+        **_rotation_options(config["positions"]),
         "tie_word_embeddings": config["tied_output"],
     }
 
 
-def _base(options: Options) -> float:
-    """The base of the rotation, which newer files have among other parameters."""
-    base = options.number("rope_theta", BASE)
-    parameters = options.pop("rope_parameters")
+def _rotation(options: Options) -> Config:
+    """The positions of our model. Newer files have the base of the rotation beside what stretches its waves."""
+    name = "rope_scaling" if options.has("rope_scaling") else "rope_parameters"
+    found = {each: options.pop(each) for each in ("rope_scaling", "rope_parameters")}
+    parameters, base = found[name], options.number("rope_theta", BASE)
     if parameters is None:
-        return base
+        return {"name": "rotary", "base": base}
     if not isinstance(parameters, dict):
-        raise options.refusal("rope_parameters", parameters, "an object")
-    inner = Options(parameters, f"{options.where}: rope_parameters")
-    inner.expect({"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0})
-    base = inner.number("rope_theta", base)
+        raise options.refusal(name, parameters, "an object")
+    inner = Options(parameters, f"{options.where}: {name}")
+    inner.expect({"partial_rotary_factor": 1.0})
+    old_kind = inner.pop("type", "default")
+    kind = inner.choice("rope_type", dict(zip(ROTATIONS, ROTATIONS, strict=True)), old_kind)
+    rotation: Config = {"name": "rotary", "base": inner.number("rope_theta", base)}
+    if kind != "default":
+        rotation["interpolation"] = inner.number("factor")
+    if kind == "llama3":
+        rotation |= {each: inner.number(each) for each in ("low_freq_factor", "high_freq_factor")}
+        rotation["original_length"] = inner.size("original_max_position_embeddings")
     inner.finish(set(), EVERY)
-    return base
+    return rotation
+
+
+def _rotation_options(positions: Config) -> Config:
+    """The options that `_rotation` reads as these positions, which older versions of transformers read too."""
+    options = {"rope_theta": positions.get("base", BASE)}
+    if positions.get("interpolation", 1.0) == 1.0:
+        return options
+    scaling = {"rope_type": "linear", "factor": positions["interpolation"]}
+    if positions.get("original_length") is not None:
+        scaling |= {name: positions[name] for name in ("low_freq_factor", "high_freq_factor")}
+        scaling |= {"rope_type": "llama3", "original_max_position_embeddings": positions["original_length"]}
+    return {**options, "rope_scaling": scaling}
 
 
 def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:

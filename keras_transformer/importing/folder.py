@@ -190,13 +190,13 @@ class Options:
             raise self.refusal(name, value, "true or false")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """A number.
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number; required if there is no default.
 
         Raises:
             RequestError: it is something else.
         """
-        value = self.pop(name)
+        value: Any = self.pop(name)
         value = default if value is None else value
         if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             raise self.refusal(name, value, "a number")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.importing import bart_models, causal_models, encoder_models, many_languages, t5
+from keras_transformer.importing import bart_models, bert_models, causal_models, many_languages, t5, vit
 from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
 from keras_transformer.tasks import TASKS
@@ -19,21 +20,24 @@ SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
     "sentencepiece.bpe.model", "added_tokens.json", "preprocessor_config.json", "chat_template.jinja", "modules.json",
-    "1_Pooling/config.json", "README.md", *LICENSES,
+    "1_Pooling/config.json", *bert_models.LONGEST, "README.md", *LICENSES,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart_models.read_bart,
-    "bert": encoder_models.read_bert,
+    "bert": partial(bert_models.read, bert_models.BERT),
+    "distilbert": partial(bert_models.read, bert_models.DISTILBERT),
     "gpt2": causal_models.read_gpt2,
     "llama": causal_models.read_llama,
     "m2m_100": many_languages.read,
     "marian": bart_models.read_marian,
     "mbart": many_languages.read_mbart,
     "mt5": t5.read_mt5,
+    "roberta": partial(bert_models.read, bert_models.ROBERTA),
     "t5": t5.read,
-    "vit": encoder_models.read_vit,
+    "vit": vit.read,
+    "xlm-roberta": partial(bert_models.read, bert_models.ROBERTA),
 }
 
 
@@ -99,7 +103,8 @@ def _errors_of_the_hub(name: str) -> Iterator[None]:
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Any:
     """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian, mBART-50, T5, mT5,
-    M2M-100 and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
+    M2M-100 and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT, RoBERTa, XLM-R and DistilBERT; of ViT a
+    recognizer, which takes images.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `save` writes a run
     folder.

@@ -1,4 +1,6 @@
-"""What BART and Marian share in Hugging Face's format, what GPT-2 and Llama share, and what BERT and ViT share."""
+"""What BART and Marian share in Hugging Face's format, what GPT-2 and Llama share, and what BERT's family and
+ViT share.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +79,17 @@ ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "
 MAX_LABELS = 1_000_000
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
 PARTS = ("query", "key", "value")
-# The other products of a block: our kernel and bias, the name of theirs, its axes.
+# What BERT and RoBERTa call the modules of a block, by what they are here.
+ENCODER_BLOCK = {
+    **{name: f"attention.self.{name}" for name in PARTS}, "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "in": "intermediate.dense", "out": "output.dense",
+    "norm": "output.LayerNorm",
+}  # fmt: skip
+# The other products of a block: our kernel and bias, which module of theirs, its axes.
 PRODUCTS = [
-    ("self_attention.output_kernel", "self_attention.output_bias", "attention.output.dense", "DH"),
-    ("feed_forward.kernel_in", "feed_forward.bias_in", "intermediate.dense", "FD"),
-    ("feed_forward.kernel_out", "feed_forward.bias_out", "output.dense", "DF"),
+    ("self_attention.output_kernel", "self_attention.output_bias", "output", "DH"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "in", "FD"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "out", "DF"),
 ]
 
 
@@ -222,14 +230,10 @@ def complete_language_model(config: Config) -> Config:
     return {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
 
 
-def encoder_config(options: Options) -> Config:
-    """The arguments of our model that the architectures have in common."""
-    defaults: Config = {"dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu", "norm": 1e-12}
-    return {
-        **read_named(options, ENCODER_NAMES, **defaults),
-        "positions": "learned",
-        "attention_bias": True,
-    }
+def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:
+    """The arguments of our model that the architectures have in common. `dropout` is what an option left out means."""
+    defaults: Config = {"dropout": dropout, "attention_dropout": dropout, "activation": "gelu", "norm": 1e-12}
+    return {**read_named(options, names, **defaults), "positions": "learned", "attention_bias": True}
 
 
 def labels_of(options: Options) -> list[str]:
@@ -253,19 +257,19 @@ def labels_of(options: Options) -> list[str]:
     return list(labels)
 
 
-def encoder_block(ours: str, theirs: str, attention: str, has_biases: bool = True) -> Iterator[Weight]:
+def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: bool = True) -> Iterator[Weight]:
     """The weights of a block but its norms. H is the width of all heads, of which no order changes.
 
     Args:
         ours, theirs: the names of the block.
-        attention: what theirs calls the heads.
+        names: what theirs calls its modules, see `ENCODER_BLOCK`.
         has_biases: whether queries, keys and values have biases.
     """
     for name in PARTS:
-        projection = f"{theirs}.attention.{attention}.{name}"
+        projection = f"{theirs}.{names[name]}"
         yield Weight(f"{ours}.self_attention.{name}_kernel", f"{projection}.weight", "HD", order=TRANSPOSED)
         default = None if has_biases else 0.0
         yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
     for kernel, bias, name, axes in PRODUCTS:
-        yield Weight(f"{ours}.{kernel}", f"{theirs}.{name}.weight", axes, order=TRANSPOSED)
-        yield Weight(f"{ours}.{bias}", f"{theirs}.{name}.bias", axes[0])
+        yield Weight(f"{ours}.{kernel}", f"{theirs}.{names[name]}.weight", axes, order=TRANSPOSED)
+        yield Weight(f"{ours}.{bias}", f"{theirs}.{names[name]}.bias", axes[0])

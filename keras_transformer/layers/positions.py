@@ -102,7 +102,13 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int, interpolation: floa
     return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
 
 
-def angles_of(positions: Tensor, size: int, base: float = 10_000.0, interpolation: float = 1.0) -> Tensor:
+def angles_of(
+    positions: Tensor,
+    size: int,
+    base: float = 10_000.0,
+    interpolation: float = 1.0,
+    stretched: tuple[float, float] | None = None,
+) -> Tensor:
     """position / base^(2i/size) for each pair i of `size` numbers, without whole turns: (...) → (..., size/2), float32.
 
     A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
@@ -114,16 +120,25 @@ def angles_of(positions: Tensor, size: int, base: float = 10_000.0, interpolatio
         size: the number of sines and cosines.
         base: the longest wavelength is nearly 2π times this number.
         interpolation: what positions are divided by.
+        stretched: two wavelengths, if not all waves are stretched alike: to the first no wave is, from the second on
+            every wave whole, and between them the frequencies of both are mixed.
     """
     positions = ops.expand_dims(ops.expand_dims(ops.cast(positions, "float32"), -1), -1)
-    turns = ops.multiply(positions, _turns_of_a_position(size, base, interpolation))  # (..., 3, size/2)
+    turns = ops.multiply(positions, _turns_of_a_position(size, base, interpolation, stretched))  # (..., 3, size/2)
     return ops.sum(turns - ops.round(turns), axis=-2) * (2.0 * math.pi)
 
 
 @lru_cache(maxsize=16)
-def _turns_of_a_position(size: int, base: float, interpolation: float) -> np.ndarray:
+def _turns_of_a_position(
+    size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
+) -> np.ndarray:
     """The turns of each pair in a position: (3, size/2) float32, to be added up."""
-    rest = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi * interpolation)  # float64
+    turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
+    kept: Any = 0.0  # the share of each wave that is not stretched
+    if stretched is not None:
+        most, least = (1.0 / wavelength for wavelength in stretched)
+        kept = np.clip((turns - least) / (most - least), 0.0, 1.0)
+    rest = turns * (kept + (1.0 - kept) / interpolation)
     summands = []
     for _ in range(2):
         mantissa, exponent = np.frexp(rest)
@@ -288,26 +303,55 @@ class RotaryPositions(Positions):
     Args:
         key_dim: H, even.
         base: the longest wavelength is nearly 2π times this number.
+        interpolation: the factor by which waves are stretched, so that more positions have angles in the range that a
+            model knows (Chen et al. 2023, arXiv 2306.15595).
+        original_length, low_freq_factor, high_freq_factor: L, the positions that the model knew. Waves up to
+            L / `high_freq_factor` keep their length, those from L / `low_freq_factor` on are stretched, and between
+            them both frequencies are mixed, as in the code of Llama 3.1 (arXiv 2407.21783). None stretches all waves.
 
     Raises:
-        ValueError: `key_dim` is odd or not positive, or `base` is less than 1.
+        ValueError: `key_dim` is odd, or a size or `low_freq_factor` is not positive, or `base` or `interpolation` is
+            less than 1, or `high_freq_factor` is not greater than `low_freq_factor`.
     """
 
-    def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: object):
+    def __init__(
+        self,
+        key_dim: int,
+        base: float = 10_000.0,
+        interpolation: float = 1.0,
+        original_length: int | None = None,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        **kwargs: object,
+    ):
         super().__init__(**kwargs)
-        require_positive(key_dim=key_dim)
-        require_at_least(1, base=base)
+        require_positive(key_dim=key_dim, original_length=original_length)
+        require_at_least(1, base=base, interpolation=interpolation)
         if key_dim % 2:
             raise ValueError(f"`key_dim` must be even: a rotation turns pairs of numbers. Received: key_dim={key_dim}")
+        if not 0 < low_freq_factor < high_freq_factor:
+            received = f"low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}"
+            raise ValueError(f"`low_freq_factor` must be positive, and the other greater. Received: {received}")
         self.key_dim = key_dim
         self.base = base
+        self.interpolation = interpolation
+        self.original_length = original_length
+        self.low_freq_factor = low_freq_factor
+        self.high_freq_factor = high_freq_factor
         self.built = True
+
+    @property
+    def _stretched(self) -> tuple[float, float] | None:
+        if self.original_length is None:
+            return None
+        return self.original_length / self.high_freq_factor, self.original_length / self.low_freq_factor
 
     def rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
         return Rotation(*ops.by_position(partial(self._rotation, is_causal=is_causal), positions))
 
     def _rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
-        angles = in_both_halves(angles_of(positions, self.key_dim, self.base))  # (T, H) or (H,)
+        angles = angles_of(positions, self.key_dim, self.base, self.interpolation, self._stretched)
+        angles = in_both_halves(angles)  # (T, H) or (H,)
         cosines, sines = ops.cos(angles), ops.sin(angles)
         return Rotation(cosines, sines, cosines, sines)
 
@@ -330,7 +374,7 @@ class XposPositions(RotaryPositions):
         ValueError: `key_dim` is odd, a size is not positive, or `base` is less than 1.
     """
 
-    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: object):
+    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: Any):
         super().__init__(key_dim, base, **kwargs)
         require_positive(scale_base=scale_base)
         self.scale_base = scale_base

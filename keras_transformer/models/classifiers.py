@@ -21,7 +21,8 @@ SHORTEST = 1e-12  # a vector that is divided by its length
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class HeadLayer(Layer):
-    """Norm(f(x W + b)): before labels f is tanh and there is no norm, before tokens both are the model's.
+    """Norm(f(x W + b)): before labels f is tanh, or what the model names, and there is no norm; before tokens both are
+    the model's.
 
     As in BERT (Devlin et al. 2018, arXiv 1810.04805, and the code that came with it).
 
@@ -75,6 +76,7 @@ class Encoder(TokenModel):
         context_length: the most positions of `call`.
         num_labels: C, the number of labels. None gives each position logits of tokens.
         head_layer: whether a layer stands between the last state and the logits, as in BERT; see `HeadLayer`.
+        head_activation: the activation of that layer before labels, by default tanh; ReLU in DistilBERT.
         first_state, unit_vectors: see `vectors`.
         arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
 
@@ -139,7 +141,9 @@ class Encoder(TokenModel):
 
     @classmethod
     def make_layers(cls, config: Config, dtype: object) -> Config:
-        parts = {"activation": config["activation"], "norm": config["norm"]} if config["num_labels"] is None else {}
+        parts = {"activation": config["head_activation"]}
+        if config["num_labels"] is None:
+            parts = {"activation": config["activation"], "norm": config["norm"]}
         head_layer = HeadLayer(**parts, dtype=dtype) if config["head_layer"] else None
         return {**super().make_layers(config, dtype), "head_layer": head_layer}
 

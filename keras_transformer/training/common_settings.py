@@ -22,7 +22,9 @@ from keras_transformer.tasks import DEFAULT_TASK, TASKS
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
 DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # in which the help shows the flags
 # The arguments of models that the data tells, or the run that another begins with.
-TOLD_BY_DATA = {"source_vocabulary_size", "num_control_ids", "num_labels", "first_state", "unit_vectors"}
+TOLD_BY_DATA = {
+    "source_vocabulary_size", "num_control_ids", "num_labels", "head_activation", "first_state", "unit_vectors",
+}  # fmt: skip
 SettingsClass = TypeVar("SettingsClass", bound=type)
 
 

@@ -50,6 +50,8 @@ MODELS: dict[str, Config] = {
         **LLAMA, "positions": {"name": "rotary", "base": 500.0}, "key_dim": 6, "tied_output": False,
         "attention": {"name": "full", "num_key_value_heads": 1},
     },
+    "llama stretched": {**LLAMA, "positions": {"name": "rotary", "interpolation": 4.0, "original_length": 8}},
+    "llama linear": {**LLAMA, "positions": {"name": "rotary", "interpolation": 2.5}},
     "bert": {**BERT, "output_bias": True, "num_control_ids": 5, "positions": "learned"},
     "bert labels": {**BERT, "num_labels": 3, "attention_bias": True},
     "vit": {"kind": "image-classifier", "num_labels": 3, "image_size": 8, "patch_size": 2},

@@ -30,8 +30,8 @@ HELD: dict[str, dict[str, Any]] = {
     "the default": {},
     "pre-norm": {"residual": "pre_norm", "activation": "gelu", "positions": "learned:offset=2,separate=true"},
     "modern": {
-        "positions": "rotary:base=100", "norm": "rms:epsilon=0.01", "residual": "pre_norm", "feed_forward": "gated",
-        "activation": "silu", "attention": "full:num_key_value_heads=2",
+        "positions": "rotary:base=100,interpolation=1.5", "norm": "rms:epsilon=0.01", "residual": "pre_norm",
+        "feed_forward": "gated", "activation": "silu", "attention": "full:num_key_value_heads=2",
     },
     "T5": {
         "positions": "buckets:num_buckets=8,max_distance=6", "score": "dot", "norm": "rms", "residual": "pre_norm",

@@ -99,7 +99,11 @@ def test_the_step_of_a_language_model_gives_the_logits_of_the_whole_text(prose, 
         past = dict(zip(past, present, strict=True))
 
 
-@pytest.mark.parametrize("options", [VARIANTS["windows"], {"head_layer": True}], ids=["windows", "head_layer"])
+@pytest.mark.parametrize(
+    "options",
+    [VARIANTS["windows"], {"head_layer": True}, {"head_layer": True, "head_activation": "relu"}],
+    ids=["windows", "head_layer", "head_activation"],
+)
 def test_a_graph_classifies_as_the_model_does(vocabulary, options, tmp_path):
     """Ids outside and too many ids are read as the model reads text."""
     classifier = classifier_of(vocabulary, **options)

@@ -139,6 +139,7 @@ def test_an_embedding_of_its_own_scale_is_the_same_function(tmp_path):
         ({**MODELS["llama"], "attention_bias": True}, "llama, has attention_bias False, not True"),
         ({**MODELS["vit"], "stem": "attentive"}, "vit, has stem patches, not attentive"),
         ({**MODELS["bert labels"], "head_layer": False}, "bert, has head_layer True, not False"),
+        ({**MODELS["bert labels"], "head_activation": "relu"}, "bert, has head_activation None, not relu"),
     ],
 )
 def test_what_has_no_form_there_is_refused_by_name(changes, message, tmp_path):

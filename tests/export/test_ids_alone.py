@@ -5,12 +5,13 @@ import json
 import pytest
 
 from keras_transformer.__main__ import main
-from tests.importing.theirs import SIZE, WORDS, write
+from tests.importing.theirs import SIZE, words_of, write
 
 FORMATS = {
     ("gpt2", "onnx"): {"onnx/generate.onnx", "onnx/step.onnx"},
     ("bert-tokens", "onnx"): {"onnx/fill.onnx"},
-    ("bert-labels", "saved_model"): {"saved_model"},
+    ("roberta-tokens", "onnx"): {"onnx/fill.onnx"},
+    ("distilbert-labels", "saved_model"): {"saved_model"},
 }
 
 
@@ -23,7 +24,8 @@ def test_an_export_takes_ids_and_holds(kind, format, tmp_path, capsys):
     (folder / "Pooling").mkdir()
     (folder / "Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     assert main(["import", str(folder), str(run)]) == 0
-    words = [word for word in WORDS if word[0] != "["] if kind.startswith("bert") else [*map(str, range(3, SIZE - 1))]
+    words = [*map(str, range(3, SIZE - 1))] if kind == "gpt2" else words_of(kind)
+    words = [word for word in words if word[0] not in "[<"]
     text.write_text("".join(f"{' '.join(words[place : place + 6])}\n" for place in range(20)))
     asked = ["export", str(run), "--format", format, "--out", str(out), "--sentences", str(text)]
     assert main(asked) == 0

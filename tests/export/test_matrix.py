@@ -34,11 +34,15 @@ SMALL = {
     "windowed": "windowed:width=3", "local": "local:width=3", "compressed": "compressed:width=4",
     "location": "location:max_length=6", "experts": "experts:num_experts=3",
 }  # fmt: skip
-OPTIONS = {"positions": ["sinusoidal:offset=2,interpolation=1.5"], "attention": ["full:num_key_value_heads=1"]}
+STRETCHED = "rotary:base=100,interpolation=4,original_length=12"
+OPTIONS = {
+    "positions": ["sinusoidal:offset=2,interpolation=1.5", STRETCHED], "attention": ["full:num_key_value_heads=1"],
+}  # fmt: skip
 # Of a stack whose layers differ, and of one that repeats its layer.
 LAYERS = {"compressed": 2, "universal": 3}
 # The variants that CTranslate2 lacks a part for.
 WITHOUT_CTRANSLATE2 = [
+    f"positions={STRETCHED}",
     "positions=alibi", "positions=xpos:scale_base=15", "attention=windowed:width=3", "score=general", "score=additive",
     "score=location:max_length=6", "residual=sub_norm", "residual=none",
     "attention=local:width=3", "attention=compressed:width=4", "feed_forward=experts:num_experts=3", "stack=universal",

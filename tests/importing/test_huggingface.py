@@ -17,7 +17,7 @@ from keras_transformer.decoding.sentences import padded
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.weights import Imported
 from keras_transformer.text.tokenizer import END, START
-from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, WORDS, Maker, safetensors, tensors_of, unpack, write
+from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, safetensors, tensors_of, unpack, words_of, write
 
 
 class Made(NamedTuple):
@@ -133,10 +133,10 @@ def test_texts_of_a_language_model(made):
     assert score.log_prob == pytest.approx(expected["log_prob"], abs=1e-3)
 
 
-@of("bert")
+@of("bert", "roberta", "distilbert")
 def test_an_encoder_of_text(made):
-    expected = made.expected
-    lines = [" ".join(WORDS[id] for id in row[1:-1]) for row in expected["rows"]]
+    expected, words = made.expected, words_of(made.folder.name)
+    lines = [" ".join(words[id] for id in row[1:-1]) for row in expected["rows"]]
     if "vectors" in expected:
         np.testing.assert_allclose(made.pipeline.embed(lines), expected["vectors"], atol=1e-4)
     elif made.imported.labels:

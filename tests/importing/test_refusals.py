@@ -13,10 +13,14 @@ from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARC
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import change, safetensors, tensors_of, unpack, write
 
+STRETCHED = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 # Of each model: changes of config.json, and what is told of them.
 OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "marian": [
-        ({"model_type": "roberta"}, "an architecture among .*marian.*; received 'roberta'"),
+        ({"model_type": "electra"}, "an architecture among .*marian.*; received 'electra'"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map' asks for code"),
         ({"normalize_before": True}, "'normalize_before': expected False alone; received: True"),
         ({"activation_function": "tanh"}, "'activation_function': expected one of gelu, .*; received: 'tanh'"),
@@ -41,8 +45,13 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4}, "sliding_window"), ({"n_layer": 3}, "h.2."), ({"n_embd": 20}, "of the shape"),
     ],
     "llama": [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"), ({"eos_token_id": [1, 2]}, "eos_token"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type"), ({"rope_parameters": [1]}, "expected an object"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'rope_type': expected one of default, linear, llama3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'factor': expected a number; received: None"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "interpolation` must be a number from 1"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 3}}, "rope_scaling: 'beta_fast'"),
+        ({"rope_scaling": STRETCHED | {"low_freq_factor": 4.0}}, "high_freq_factor` must be greater than"),
+        ({"rope_scaling": STRETCHED | {"original_max_position_embeddings": None}}, "'original_max_position_embeddi"),
+        ({"rope_scaling": None, "rope_parameters": [1]}, "expected an object"), ({"eos_token_id": [1, 2]}, "eos_token"),
         ({"attention_bias": True}, "attention_bias"), ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"tie_word_embeddings": True}, "expected lm_head.weight to be model.embed_tokens.weight"),
     ],
@@ -51,6 +60,10 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"problem_type": "multi_label_classification"}, "problem_type"), ({"id2label": {"0": "a"}}, "id2label"),
     ],
     "bert-tokens": [({"is_decoder": True}, "is_decoder"), ({"tie_word_embeddings": False}, "tie_word_embeddings")],
+    "roberta-tokens": [
+        ({"hidden_act": "relu"}, "'hidden_act': expected gelu, as the head has; received: 'relu'"),
+        ({"pad_token_id": 99}, "pad_token_id"), ({"max_position_embeddings": 2}, "context_length"),
+    ],
     "vit": [({"patch_size": 4}, "patch_size"), ({"id2label": {"0": "a"}}, "id2label")],
 }  # fmt: skip
 
@@ -95,7 +108,7 @@ def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("kind", ["marian", "bart", "t5", "gpt2", "llama", "bert", "vit"])
+@pytest.mark.parametrize("kind", ["marian", "bart", "t5", "gpt2", "llama", "bert", "roberta", "distilbert", "vit"])
 def test_every_option_that_transformers_has_is_known(kind, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     folder = write(kind, tmp_path)
@@ -141,7 +154,7 @@ def test_an_entry_of_another_file(kind, tmp_path):
 
 
 def test_a_refused_model_leaves_no_run(tmp_path, capsys):
-    folder, run = str(write("marian", tmp_path / "model", model_type="roberta")), str(tmp_path / "run")
+    folder, run = str(write("marian", tmp_path / "model", model_type="electra")), str(tmp_path / "run")
     both = [folder, run, "--download", "a/b"]
     for words, message in (([folder, run], "error: "), ([run], "received neither"), (both, "received both")):
         assert main(["import", *words]) == 2
@@ -216,13 +229,17 @@ OLD: dict[str, dict[str, Any]] = {
     "gpt2": {"n_ctx": 20, "summary_type": "cls_index", "task_specific_params": {"text-generation": {"max_length": 9}}},
     "llama": {"rope_theta": 1e4, "rope_parameters": None, "pretraining_tp": 1, "rope_scaling": None},
     "bert": {"pooler_type": "first_token_transform", "position_embedding_type": "absolute"},
+    "roberta": {"output_past": True},
+    "distilbert": {"tie_weights_": True},
     "vit": {"encoder_stride": 16},
 }  # fmt: skip
 # Names of tensors that old files have in place of these, and tensors that they have besides.
-OLD_NAMES = {"bert": (".LayerNorm.weight", ".LayerNorm.gamma"), "gpt2": ("transformer.", "")}
+OLD_NORM = (".LayerNorm.weight", ".LayerNorm.gamma")
+OLD_NAMES = {**dict.fromkeys(("bert", "roberta", "distilbert"), OLD_NORM), "gpt2": ("transformer.", "")}
 OLD_TENSORS = {
     "bart": ["model.encoder.version"], "t5": ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
     "gpt2": ["h.0.attn.bias", "h.1.attn.masked_bias"], "bert": ["cls.seq_relationship.weight"],
+    "roberta": ["embeddings.position_ids"],
     "llama": ["model.layers.0.self_attn.rotary_emb.inv_freq"],
 }  # fmt: skip
 
@@ -252,3 +269,12 @@ def test_the_search_of_old_files_stands_in_their_configuration(tmp_path, capsys)
     (folder / "generation_config.json").write_text(json.dumps(newer))
     assert read_huggingface(folder).search == {"num_beams": 5, "length_penalty": 1.0, "max_length": 20}
     assert json.loads((folder / "config.json").read_text())["num_beams"] == 3, "which is not read then"
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_labels_of_tokens_are_refused_by_name(kind, tmp_path):
+    arrays = tensors_of(write(kind, tmp_path))
+    head = {"classifier.weight": np.ones((2, 8), "float32"), "classifier.bias": np.ones(2, "float32")}
+    write(kind, tmp_path, {**arrays, **head})
+    with pytest.raises(RequestError, match="received one for a label of each token, for which there is no task here"):
+        read_huggingface(tmp_path)

@@ -19,8 +19,8 @@ from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
 from tests.graphs import search_eagerly
-from tests.importing.text_models import BART, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
-from tests.importing.theirs import SIZE, WORDS, change, tensors_of, tokenizer_of_ids, write
+from tests.importing.text_models import BART, ENCODERS, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
+from tests.importing.theirs import SIZE, WORDS, change, tensors_of, tokenizer_of_ids, words_of, write
 from tests.training.runs import begun
 
 BERT_IDS = {"[PAD]": 0, "[UNK]": 3, "[CLS]": 4, "[SEP]": 5, "[MASK]": 6}
@@ -213,11 +213,13 @@ def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
     assert log_prob == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_classifier_and_its_run(tmp_path, capsys):
-    labels = {"0": "crane", "1": "dog", "2": "crane"}
-    classifier: Any = keras_transformer.import_huggingface(write("bert-labels", tmp_path / "model", id2label=labels))
-    ids = read_huggingface(tmp_path / "model").source.ids
-    assert classifier.ids("w2 w0 [UNK]") == [START, ids.index(9), ids.index(7), UNKNOWN, END]
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_a_classifier_and_its_run(kind, tmp_path, capsys):
+    labels, words = {"0": "crane", "1": "dog", "2": "crane"}, words_of(kind)
+    folder, unknown = write(f"{kind}-labels", tmp_path / "model", id2label=labels), words[3]
+    classifier: Any = keras_transformer.import_huggingface(folder)
+    own = [read_huggingface(folder).source.ids.index(words.index(word)) for word in ("w2", "w0")]
+    assert classifier.ids(f"w2 w0 {unknown}") == [START, *own, UNKNOWN, END]
     assert classifier.labels == ["crane", "dog", "crane (2)"], "labels of the same name get their number"
     assert main(["import", str(tmp_path / "model"), str(tmp_path / "run")]) == 0
     assert "a run of --task classification" in capsys.readouterr().err
@@ -228,16 +230,26 @@ def test_a_classifier_and_its_run(tmp_path, capsys):
     )
 
 
-def test_masks_are_filled_and_a_model_without_a_head_gives_vectors_alone(tmp_path):
-    write("bert-tokens", tmp_path / "model")
+@pytest.mark.parametrize(("kind", "spelled"), [("bert", "[MASK]"), ("roberta", "<mask>"), ("distilbert", "[MASK]")])
+def test_masks_are_filled_and_a_model_without_a_head_gives_vectors_alone(kind, spelled, tmp_path):
+    write(f"{kind}-tokens", tmp_path / "model")
     assert main(["import", str(tmp_path / "model"), str(tmp_path / "run")]) == 0
     classifier = keras_transformer.load_classifier(tmp_path / "run")
-    [by_name], [by_token] = (classifier.fill([f"the {mask} w3"]) for mask in ("<mask>", "[MASK]"))
+    [by_name], [by_token] = (classifier.fill([f"the {mask} w3"]) for mask in ("<mask>", spelled))
     assert by_name == by_token and len(by_name) == 1
-    assert all(one.label.removeprefix("▁") in WORDS for one in by_name[0])
-    vectors: Any = keras_transformer.import_huggingface(write("bert", tmp_path / "vectors"))
+    assert all(one.label.removeprefix("▁") in words_of(kind) for one in by_name[0])
+    vectors: Any = keras_transformer.import_huggingface(write(kind, tmp_path / "vectors"))
     with pytest.raises(RequestError, match="fills masks"):
         vectors.fill(["the dog"])
+
+
+def assert_fills_alike(classifier: Any, model: Any, auto: Any, line: str) -> None:
+    """The likeliest piece of a mask behind the line is that of transformers."""
+    inputs = auto(f"{line} {auto.mask_token}", return_tensors="pt")
+    logits = model(**inputs).logits[0, -2].detach().numpy()  # before the end
+    [[[best, *_]]] = classifier.fill([f"{line} <mask>"])
+    own = classifier.tokenizer._ids[5:]  # ours are no control ids
+    assert best.label == classifier.tokenizer.pieces([5 + int(logits[own].argmax())])[0]
 
 
 @pytest.mark.parity
@@ -250,18 +262,19 @@ def test_text_in_and_out_is_that_of_transformers(kind, tmp_path, eagerly, capsys
     pipeline: Any = keras_transformer.import_huggingface(folder)
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     assert "warning" not in capsys.readouterr().err
-    load = {"bart": "load", "bert": "load_classifier"}.get(kind, "load_generator")
+    load = {"bart": "load", **dict.fromkeys(ENCODERS, "load_classifier")}.get(kind, "load_generator")
     for one in (pipeline, getattr(keras_transformer, load)(tmp_path / "run")):
         tokenizer = one.tokenizers[0]
-        around = {"bart": ([], [END]), "bert": ([START], [END])}.get(kind, ([START] * tokenizer.has_start, []))
+        around = ([START] * (tokenizer.has_start and kind != "bart"), [END] * tokenizer.has_end)
         for line in ODD:
-            ids = tokenizer.encode([line])[0] if kind in ("bart", "bert") else tokenizer.encode_text(line)
+            ids = tokenizer.encode([line])[0] if tokenizer.has_end else tokenizer.encode_text(line)
             assert theirs_of(tokenizer, [*around[0], *ids, *around[1]]) == auto(line)["input_ids"], line
         for line in LINES[-5:]:
             inputs = auto(line, return_tensors="pt")
-            if kind == "bert":
-                states = model.bert(**inputs).last_hidden_state[0]
+            if kind in ENCODERS:
+                states = model.base_model(**inputs).last_hidden_state[0]
                 np.testing.assert_allclose(one.embed([line])[0], states.mean(0).detach(), atol=1e-4)
+                assert_fills_alike(one, model, auto, line)
                 continue
             # At its limit BART is forced to end.
             options = {"max_new_tokens": 12 + (kind == "bart"), "do_sample": False, "num_beams": 1}
@@ -340,9 +353,10 @@ def test_vectors_are_as_the_files_of_sentence_transformers_say(mode, is_unit, tm
             read_huggingface(folder)
 
 
-def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["bert-tokens", "roberta-tokens"])
+def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["import", str(write("bert-tokens", tmp_path / "model")), "filling"]) == 0
+    assert main(["import", str(write(kind, tmp_path / "model")), "filling"]) == 0
     Path("text").write_text("the dog w1 w2\nw3 w4 the w5\n" * 40)
     Path("labelled").write_text("".join(f"yes\tthe dog w{place}\nno\tw3 w{place}\n" for place in range(40)))
     parent: Any = load_model("filling")
@@ -355,3 +369,44 @@ def test_an_imported_encoder_is_fine_tuned_with_its_vocabulary_and_its_layers(tm
         assert made.model.head_layer is not None
         is_same = np.array_equal(made.model.head_layer.kernel, parent.head_layer.kernel)
         assert is_same == (task == "masked-tokens"), "before labels stands another layer"
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False}}, 6),
+        ({"sentence_roberta_config.json": {"max_seq_length": 5}, "tokenizer_config.json": {"model_max_length": 7}}, 5),
+        ({"sentence_bert_config.json": {"max_seq_length": None}, "tokenizer_config.json": {"model_max_length": 7}}, 7),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, 20),
+        ({"sentence_bert_config.json": {"max_seq_length": 512}}, 20),
+    ],
+)
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(files, most, tmp_path):
+    """The vector is that of the first tokens, between start and end; the positions that are left keep their vectors."""
+    folder = write("roberta", tmp_path)
+    whole: Any = keras_transformer.import_huggingface(folder)
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "models.Transformer"}]))
+    for name, values in files.items():
+        (folder / name).write_text(json.dumps(values))
+    cut: Any = keras_transformer.import_huggingface(folder)
+    text = [f"w{number}" for number in range(30)]
+    assert cut.model.context_length == len(cut.ids(" ".join(text))) == most
+    np.testing.assert_allclose(
+        cut.embed([" ".join(text)]), whole.embed([" ".join(text[: most - 2])]), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"do_lower_case": True}, "'do_lower_case'"),
+        ({"max_seq_length": 1}, "context_length"),
+        ({"max_seq_length": "x"}, "a number"),
+    ],
+)
+def test_a_longest_text_that_cannot_be_is_refused(values, message, tmp_path):
+    folder = write("bert", tmp_path)
+    (folder / "modules.json").write_text("[]")
+    (folder / "sentence_bert_config.json").write_text(json.dumps(values))
+    with pytest.raises(RequestError, match=message):
+        read_huggingface(folder)

@@ -114,28 +114,64 @@ def llama(folder: Path) -> Any:
     return _saved(folder, transformers.LlamaForCausalLM(config), tokenizer, bos_token="<s>", eos_token="</s>")
 
 
-def bert(folder: Path) -> Any:
-    """BERT with a head for masked tokens."""
-    import transformers
-
-    tokenizer = word_piece()
-    sizes: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        max_position_embeddings=128,
-        pad_token_id=tokenizer.token_to_id("[PAD]"),
-        **sizes,
+def unigram(size: int = 200) -> Any:
+    """XLM-R's: Unigram with `▁` for spaces, and RoBERTa's special tokens."""
+    whole = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    whole.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
     )
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    return _saved(folder, transformers.BertForMaskedLM(config), tokenizer, **names)
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    whole.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=size, special_tokens=[*BART], unk_token="<unk>", show_progress=False
+    )
+    whole.train_from_iterator(LINES, trainer)
+    sides = [(token, whole.token_to_id(token)) for token in ("<s>", "</s>")]
+    whole.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A </s>", special_tokens=sides)
+    return whole
+
+
+def encoder(kind: str, tokenizer: Callable[[], Any], special: Sequence[str]) -> Callable[[Path], Any]:
+    """A maker of an encoder with a head for masked tokens.
+
+    Args:
+        kind: what transformers' classes are called.
+        tokenizer: makes the tokenizer.
+        special: its pad, unknown, start, end and mask.
+    """
+
+    def make(folder: Path) -> Any:
+        import transformers
+
+        cut = tokenizer()
+        ids = dict(zip(("pad", "unk", "cls", "sep", "mask"), special, strict=True))
+        sizes: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        if kind == "DistilBert":
+            sizes = {"dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=cut.get_vocab_size(),
+            max_position_embeddings=128,
+            pad_token_id=cut.token_to_id(ids["pad"]),
+            **sizes,
+        )
+        model = getattr(transformers, f"{kind}ForMaskedLM")(config)
+        return _saved(folder, model, cut, **{f"{name}_token": token for name, token in ids.items()})
+
+    return make
+
+
+def byte_bpe_with_ends() -> Any:
+    """RoBERTa's and BART's."""
+    whole = byte_bpe(special=BART)
+    whole.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
+    return whole
 
 
 def bart(folder: Path) -> Any:
     """BART, forced to begin with its start."""
     import transformers
 
-    tokenizer = byte_bpe(special=BART)
-    tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
+    tokenizer = byte_bpe_with_ends()
     config = transformers.BartConfig(
         vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, **SIZES, **HEADS
     )
@@ -145,4 +181,11 @@ def bart(folder: Path) -> Any:
     return _saved(folder, model, tokenizer, **names)
 
 
-FOLDERS: dict[str, Callable[[Path], Any]] = {"gpt2": gpt2, "llama": llama, "bert": bert, "bart": bart}
+ROBERTA = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+ENCODERS: dict[str, Callable[[Path], Any]] = {
+    "bert": encoder("Bert", word_piece, SPECIAL),
+    "roberta": encoder("Roberta", byte_bpe_with_ends, ROBERTA),
+    "xlm-roberta": encoder("XLMRoberta", unigram, ROBERTA),
+    "distilbert": encoder("DistilBert", word_piece, SPECIAL),
+}
+FOLDERS: dict[str, Callable[[Path], Any]] = {"gpt2": gpt2, "llama": llama, "bart": bart, **ENCODERS}

@@ -28,6 +28,7 @@ ODD_LINES = [
     "e\u0301 combined", "seven, eight; nine: ten", "'\"“”’", "a-b_c/d", "ｆｕｌｌ ｗｉｄｔｈ", "line ", "¿qué?",
 ]  # fmt: skip
 WORDS = ["[PAD]", "the", "dog", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(40))]
+ROBERTA_WORDS = ["<s>", "<pad>", "</s>", "<unk>", "the", "dog", *WORDS[7:], "<mask>"]
 SIDES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
@@ -48,7 +49,17 @@ LLAMA: dict[str, Any] = {
     "vocab_size": SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+# It stretches waves for texts of twice the length that it saw.
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": CONTEXT // 2, "rope_theta": 100.0,
+}  # fmt: skip
 BERT = {**ENCODER, "vocab_size": len(WORDS), "max_position_embeddings": CONTEXT}
+ROBERTA = {**BERT, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1}
+DISTILBERT: dict[str, Any] = {
+    **{name: ENCODER[name] for name in ("id2label", "label2id")}, "vocab_size": len(WORDS), "dim": 8, "n_layers": 2,
+    "n_heads": 2, "hidden_dim": 12, "max_position_embeddings": CONTEXT,
+}  # fmt: skip
 VIT = {**ENCODER, "image_size": IMAGE, "patch_size": 2}
 # The class of each model, and options which together are all that an import reads.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,9 +75,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {**LLAMA, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True, "rope_theta": 500.0},
     ),
+    "llama-stretched": ("LlamaForCausalLM", {**LLAMA, "head_dim": 12, "rope_scaling": LLAMA3}),
+    "llama-linear": ("LlamaForCausalLM", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 1}),
     "bert": ("BertModel", BERT),
+    "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-labels": ("RobertaForSequenceClassification", {**ROBERTA, "hidden_act": "relu"}),
+    "roberta": ("RobertaModel", ROBERTA),
+    "distilbert-tokens": ("DistilBertForMaskedLM", {**DISTILBERT, "activation": "relu"}),
+    "distilbert-labels": ("DistilBertForSequenceClassification", DISTILBERT),
+    "distilbert": ("DistilBertModel", DISTILBERT),
     "vit": ("ViTForImageClassification", VIT),
     "vit-plain": ("ViTForImageClassification", {**VIT, "qkv_bias": False, "hidden_act": "gelu_new"}),
 }  # fmt: skip
@@ -159,7 +178,7 @@ class Maker:
             model = piece_model(0, 60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, pad_piece="<pad>")
             (self.folder / "spiece.model").write_bytes(model)
             tokenizer = self.library.T5Tokenizer.from_pretrained(str(self.folder))
-        elif self.kind.startswith("bert"):
+        elif self.kind.startswith(("bert", "distilbert")):
             words = self.folder / "words.txt"
             words.write_text("".join(f"{word}\n" for word in WORDS))
             tokenizer = self.library.BertTokenizer(str(words))
@@ -257,11 +276,16 @@ class Maker:
     of_gpt2 = of_llama = of_language_model
 
     def of_bert(self) -> dict[str, Any]:
-        rows = [[4, *self.draw.integers(7, len(WORDS), length).tolist(), 5] for length in (3, 9, 1, 17)]
+        words = words_of(self.kind)
+        start, end = (words.index(word) for word in (("[CLS]", "[SEP]") if words is WORDS else ("<s>", "</s>")))
+        first, last = words.index("w0"), words.index("w39")
+        rows = [[start, *self.draw.integers(first, last + 1, length).tolist(), end] for length in (3, 9, 1, 17)]
         outputs = [self.model(self.torch.tensor([row])) for row in rows]
-        if self.kind == "bert":  # the mean of the states, as sentence-transformers has it
+        if "-" not in self.kind:  # the mean of the states, as sentence-transformers has it
             return {"rows": rows, "vectors": [each.last_hidden_state[0].mean(0).tolist() for each in outputs]}
         return {"rows": rows, "logits": [each.logits[0].tolist() for each in outputs]}
+
+    of_roberta = of_distilbert = of_bert
 
     def of_vit(self) -> dict[str, Any]:
         shapes = ((IMAGE, IMAGE, 3), (13, 8, 3), (5, 17, 3))
@@ -273,16 +297,30 @@ class Maker:
         return {"images": [image.tolist() for image in images], "pixels": inputs.tolist(), "logits": logits}
 
 
+def words_of(kind: str) -> list[str]:
+    """The vocabulary of an encoder of text."""
+    return ROBERTA_WORDS if kind.startswith("roberta") else WORDS
+
+
 def tokenizer_of_ids(kind: str) -> str:
-    """A tokenizer.json whose words are ids. BART's puts 0 before a text and 2 behind it, Llama's puts 1 before it."""
+    """A tokenizer.json whose words are ids, or RoBERTa's words.
+
+    BART's puts 0 before a text and 2 behind it, Llama's puts 1 before it, RoBERTa's its start and end.
+    """
+    vocab = {str(id): id for id in range(SIZE)}
     around = {"bart": ("0", "2"), "llama": ("1", "")}.get(kind.partition("-")[0], ("", ""))
+    if kind.startswith("roberta"):
+        vocab, around = {word: id for id, word in enumerate(ROBERTA_WORDS)}, ("<s>", "</s>")
     single: list[Any] = [{"SpecialToken": {"id": word, "type_id": 0}} for word in around if word]
     single.insert(bool(around[0]), {"Sequence": {"id": "A", "type_id": 0}})
-    special = {word: {"id": word, "ids": [int(word)], "tokens": [word]} for word in around if word}
+    special = {word: {"id": word, "ids": [vocab[word]], "tokens": [word]} for word in around if word}
+    names = [word for word in vocab if word.startswith("<")]
+    flags: dict[str, Any] = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": vocab[word], "content": word, **flags, "special": True} for word in names]
     template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
-    model = {"type": "WordLevel", "vocab": {str(id): id for id in range(SIZE)}, "unk_token": "3"}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": [*vocab][3]}
     return json.dumps({
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": template if special else None, "decoder": None,
         "model": model,
     })  # fmt: skip
@@ -291,7 +329,7 @@ def tokenizer_of_ids(kind: str) -> str:
 def unpack(kind: str, folder: Path) -> dict[str, Any]:
     """Writes the files of a stored model into a folder; returns what transformers computed with it."""
     folder.mkdir(parents=True, exist_ok=True)
-    if kind.startswith(("bart", "gpt2", "llama")):
+    if kind.startswith(("bart", "gpt2", "llama", "roberta")):
         (folder / "tokenizer.json").write_text(tokenizer_of_ids(kind))
     for path, content in _stored()[kind].items():
         (folder / path).write_bytes(content)

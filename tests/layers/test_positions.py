@@ -119,6 +119,25 @@ def test_far_rotations_are_as_right_as_near_ones():
         assert_close(rotation.key_sines, np.sin(angles), atol=2e-6)
 
 
+@pytest.mark.parametrize("original_length", [None, 64])
+def test_stretched_rotations_are_llamas_formula(original_length, size=32, base=500.0, factor=8.0, low=2.0, high=5.0):
+    """In float64, as in the code of Llama 3.1; some waves are short, some long, some between."""
+    frequencies = base ** (-2 * np.arange(size // 2) / size)
+    if original_length is None:
+        expected = frequencies / factor
+    else:
+        smooth = (original_length * frequencies / (2 * np.pi) - low) / (high - low)
+        assert (smooth < 0).any() and (smooth > 1).any() and ((smooth > 0) & (smooth < 1)).any()
+        mixed = (1 - smooth) * frequencies / factor + smooth * frequencies
+        expected = np.where(smooth < 0, frequencies / factor, np.where(smooth > 1, frequencies, mixed))
+    layer = RotaryPositions(size, base, factor, original_length, low, high)
+    positions = np.array([0, 1, 63, 64, 5_000, 131_071])
+    rotation = layer.rotation(ops.convert_to_tensor(positions.astype("int32")), True)
+    angles = np.tile(positions[:, None] * expected, 2)
+    assert_close(rotation.query_cosines, np.cos(angles), atol=2e-6)
+    assert_close(rotation.key_sines, np.sin(angles), atol=2e-6)
+
+
 @pytest.mark.parity
 def test_xpos_gives_the_logits_of_x_transformers(scale_base=9):
     import torch

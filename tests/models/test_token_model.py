@@ -85,15 +85,16 @@ def test_labels_come_from_the_first_position_and_a_vector_is_the_mean_of_the_rea
             assert (np.abs(array(model.states(changed(place)))[0] - states[0]).max(-1) > 1e-6).all()
 
 
-@pytest.mark.parametrize("num_labels", [None, 3])
-def test_a_layer_before_the_head(num_labels):
-    """Tanh before labels; the model's activation and its norm before tokens."""
-    model = model_of("default", Encoder, num_labels=num_labels, head_layer=True, activation="silu", norm="rms")
+@pytest.mark.parametrize(("num_labels", "own"), [(None, None), (3, None), (3, "relu"), (None, "relu")])
+def test_a_layer_before_the_head(num_labels, own):
+    """Tanh, or the head's own activation, before labels; the model's activation and its norm before tokens."""
+    options = {"num_labels": num_labels, "head_layer": True, "head_activation": own}
+    model = model_of("default", Encoder, **options, activation="silu", norm="rms")
     states, layer = array(model.states(IDS)), weights_of(model.head_layer)
     x = (states[:, 0] if num_labels else states) @ layer["kernel"] + layer["bias"]
     if num_labels:
         kernel, bias = map(array, model.head.weights)
-        expected = np.tanh(x) @ kernel + bias
+        expected = (np.maximum(x, 0) if own else np.tanh(x)) @ kernel + bias
     else:
         x = x / (1 + np.exp(-x))
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer["scale"]
