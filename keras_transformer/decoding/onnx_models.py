@@ -70,16 +70,35 @@ class Halves(SteppedModel):
 
 
 class SteppedLanguageModel(SteppedModel):
-    """A language model in one graph."""
+    """A language model in one graph. A lone text that goes on, as in a stream, is not read again."""
+
+    vocabulary_size: int
+
+    def __init__(self, session_of: Callable[[str], Any], config: Config):
+        super().__init__(session_of, config)
+        self._read: list[int] = []  # the tokens of the last lone text
+        self._beams: list[np.ndarray] = []  # the cache behind them
+        self._num_known = 0  # how many of them begin the text that is read now
 
     def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
-        """The cache before the first step, for a batch like `ids` (B, ...)."""
+        """The cache before the first step, for prompts (B, P), padded with 0. They are read next, from position 0."""
+        begins = ids.shape[0] == num_beams == 1 and len(self._read) < np.count_nonzero(ids)
+        self._num_known = len(self._read) if begins and ids[0, : len(self._read)].tolist() == self._read else 0
         return {"beams": self.no_positions(len(ids), num_beams), "sentences": {}}
+
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
+        """As the base has it; while a prompt is read that is known, the logits, which nobody needs, are 0."""
+        if index < self._num_known:
+            return np.zeros((1, 1, self.vocabulary_size), "float32"), {**cache, "beams": self._beams}
+        logits, cache = super().step(token_ids, cache, index)
+        if token_ids.size == 1:
+            self._read, self._beams = [*self._read[: int(index)], int(token_ids[0, 0])], cache["beams"]
+        return logits, cache
 
     def __call__(self, inputs: Mapping[str, np.ndarray], training: bool = False) -> np.ndarray:
         """Logits (B, T, V) of the token that follows each position, for {"ids": (B, T)}."""
         ids, logits = inputs["ids"], []
-        cache = self.init_cache(ids, 1, ids.shape[1])
+        cache, self._num_known = self.init_cache(ids, 1, ids.shape[1]), 0  # all logits count
         for index in range(ids.shape[1]):
             found, cache = self.step(ids[:, index : index + 1], cache, index)
             logits.append(found)

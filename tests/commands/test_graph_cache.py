@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -17,9 +19,14 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
+from keras_transformer.decoding import onnx_models
+from keras_transformer.decoding.onnx_models import OnnxComputations
+from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.export_folder import Graphs
 from keras_transformer.models import Encoder, LanguageModel
+from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.classification.pipeline import Classifier
-from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.language_modelling.pipeline import Generator, load_generator
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.layer_check import randomize
 from tests.tiny_text import lines
@@ -194,3 +201,20 @@ def test_a_wrong_request_builds_nothing(ask, monkeypatch):
         verb, name, *options = words.split()
         status, out, _, err = ask(name, verb, options)
         assert (status, out) == (2, "") and message in err, words
+
+
+def test_a_stream_reads_no_token_twice(runs, ask, monkeypatch):
+    """It is what Keras gives, beyond the context too; a text that begins otherwise is read from its start."""
+    ask("prose", "generate", ["--tokens", 1])
+    (step,) = Path("prose/cache").glob("onnx-*/step.onnx")
+    by_keras = load_generator("prose")
+    generator = Generator(OnnxComputations(Graphs(None, None, step), read_config("prose")["model"]), by_keras.tokenizer)
+    monkeypatch.setattr(onnx_models, "run", steps := Mock(side_effect=onnx_models.run))
+    for prompt, options in product(("two", "two dogs", "the sea"), (SearchOptions(1), SearchOptions(sampling=True))):
+        expected = ["".join(by_keras.stream(prompt, 40, options)), by_keras.score(prompt).log_prob]
+        for _ in range(2):
+            assert "".join(generator.stream(prompt, 40, options)) == expected[0]
+            assert generator.score(prompt).log_prob == pytest.approx(expected[1], rel=1e-4)
+    steps.reset_mock()
+    assert "".join(generator.stream("seven dogs", 15, SearchOptions(sampling=True)))
+    assert steps.call_count == len(generator.ids_of_prompt("seven dogs")) + 15

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from keras_transformer.models.stack_models import LanguageModel
 
 TASK = "language-model"
-STREAMED_TOKENS = 32  # between two pieces of a stream
+STREAMED_TOKENS = 32  # the most in a piece of a stream; the first piece has one, and each twice as many as before
 SCORED_TOKENS = 8_192  # at once
 
 
@@ -177,7 +177,7 @@ class Generator(Pipeline):
         max_tokens = self._most(max_tokens)
         row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
         while not row.is_done(max_tokens):
-            self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
+            self._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
             text = self.text_of(row.added)
             # Bytes may spell a part of a character yet.
             text = text if row.is_done(max_tokens) else text.rstrip("\N{REPLACEMENT CHARACTER}")
