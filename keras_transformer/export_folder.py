@@ -56,6 +56,8 @@ BOUNDS = {
 class Graphs(NamedTuple):
     """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
     search. The translator may be missing, or both halves. For a GPU a run keeps the search in three stages too.
+
+    A language model has a step alone, and a model that does not search the graph of one computation.
     """
 
     translate: Path | None
@@ -64,6 +66,7 @@ class Graphs(NamedTuple):
     begin: Path | None = None
     advance: Path | None = None
     end: Path | None = None
+    computation: Path | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, precision: str) -> Graphs | None:
@@ -76,7 +79,7 @@ class Graphs(NamedTuple):
     @property
     def main(self) -> Path:
         """The file that stands for all of them in messages."""
-        path = self.translate or self.step
+        path = self.translate or self.step or self.computation
         assert path is not None
         return path
 

@@ -16,12 +16,12 @@ import pytest
 import keras_transformer
 from keras_transformer import family, own_parts
 from keras_transformer.__main__ import main
+from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.decoding import processes
 from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
 from keras_transformer.run_folder import RunFolder, read_config, resume_command
-from keras_transformer.tasks.translation.commands.engines import content_of
 from tests.models.variants import SIZES, make_inputs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from .export import (
     step_model,
     text_model,
     translate_model,
+    write_computation,
     write_graph,
 )
 from .stages import stage_models, write_stages
@@ -23,6 +24,7 @@ __all__ = [
     "step_model",
     "text_model",
     "translate_model",
+    "write_computation",
     "write_graph",
     "write_stages",
 ]

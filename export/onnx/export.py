@@ -26,6 +26,7 @@ from .recorder import Recorder, Unrecordable, model_of, recorder_of
 from .text_graph import detokenized, tokenized
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.keras_decoder import Computation
     from keras_transformer.models.base import FamilyModel
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
@@ -193,6 +194,23 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     else:
         model = graphs_of(run.signature)[name](run, decoding, precision)
     return write_model(path, model, run.metadata(decoding, precision))
+
+
+def write_computation(run: TrainedRun, path: Path, computation: Computation, precision: str) -> list[Path]:
+    """Writes the graph of a computation: `ids` (batch, length) int32 → its results, in their order.
+
+    Raises:
+        Unwritable: a part of the model computes what has no form in ONNX here.
+    """
+    require_recordable(run.model)
+    r, ids = recorder_of(run.model, precision), ValueInfo("ids", np.int32, ["batch", "length"])
+    with ops.on(r):
+        found = computation.run(run.model, r.input(ids))
+        outputs = [
+            (ValueInfo(f"result_{place}", np.dtype(value.dtype), ["batch", *[None] * (value.ndim - 1)]), value)
+            for place, value in enumerate(found)
+        ]
+    return write_model(path, model_of(r, [ids], outputs), run.metadata(run.decoding(), precision))
 
 
 def require_recordable(model: FamilyModel) -> None:

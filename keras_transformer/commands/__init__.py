@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
-from keras_transformer.export_folder import ExportFolder
+from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_of
@@ -30,6 +30,7 @@ AddOptions = Callable[[argparse.ArgumentParser], None]
 Item = TypeVar("Item")
 COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
+ENGINES = ("auto", "onnx", "keras")
 IN_WHEEL = "keras_transformer.export"
 
 
@@ -252,7 +253,6 @@ def write_vectors(arguments: argparse.Namespace, vectors_of: Callable[[argparse.
     if not out.parent.is_dir() or out.is_dir():
         raise RequestError(f"expected a file in a folder that is there; received {out}: choose another file with --out")
     check_writable(out.parent, "choose another file with --out")
-    load_tensorflow()
     import numpy as np
 
     vectors = vectors_of(arguments)
@@ -265,6 +265,23 @@ def add_vector_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed` that all tasks share."""
     add_batch_size(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose what computes."""
+    engine = "ONNX Runtime (onnx), which needs no TensorFlow after the first time; Keras; or the one that fits (auto)"
+    precision = "of ONNX Runtime; int8 is faster and less exact (default: float32, or what the export has)"
+    add = parser.add_argument
+    add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
+    add("--precision", choices=PRECISIONS, help=precision)
+    add_provider_option(parser)
+    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
+
+
+def add_provider_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses what ONNX Runtime computes on."""
+    provider = "of ONNX Runtime: cpu; cuda, the first GPU; or the GPU if ONNX Runtime can use it (default: auto)"
+    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help=provider)
 
 
 def export_module(name: str) -> ModuleType:

@@ -14,15 +14,14 @@ from keras_transformer import ops
 from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.metrics import ranks_of
-from keras_transformer.models.classifiers import Encoder, ImageClassifier
-from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
-from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
+    from keras_transformer.models.classifiers import Encoder, ImageClassifier
+    from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
+    from keras_transformer.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class LabelProbs:
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
         """(B, C) float32 for texts (B, S)."""
-        return (ops.softmax(ops.cast(model({"ids": ids}, training=False), "float32")),)
+        return (ops.softmax(ops.cast(model.logits_of(model.states(ids)), "float32")),)
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Fills:
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and ids (B, S, K) for texts (B, S), the best first."""
-        return likeliest_pieces(model, model({"ids": ids}, training=False), self.num_best)
+        return likeliest_pieces(model, model.logits_of(model.states(ids)), self.num_best)
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,8 @@ class Ranks:
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """(B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
+        from keras_transformer.metrics import ranks_of  # imports Keras
+
         return (ranks_of(targets, model.scores(ids)),)
 
 

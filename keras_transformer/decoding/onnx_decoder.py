@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.decoding.computations import decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.loop import Cache, sample
-from keras_transformer.decoding.onnx_sessions import CPU, CUDA, StagedSearch, open_session, run, runtime_of
+from keras_transformer.decoding.onnx_models import Halves
+from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, check, once
-from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.search_options import OF_A_MODEL, SearchOptions, require
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError, warn
@@ -65,6 +66,7 @@ class OnnxDecoder(Decoder):
         self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
+        self._halves: Any = Halves(self._session, {"num_control_ids": self.config["num_control_ids"]})
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
@@ -100,20 +102,7 @@ class OnnxDecoder(Decoder):
             names = BEST if options.n_best == 1 else N_BEST
             ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
-        with ops.on(ops.NUMPY):
-            return Found(
-                *beam_search(
-                    self._advance,
-                    self._first_cache(arrays.source_ids, options.num_beams),
-                    arrays.limits,
-                    options.num_beams,
-                    options.length_penalty,
-                    arrays.prefix_ids.shape[1],
-                    arrays.prefix_ids,
-                    options.n_best,
-                    num_control_ids=self.config["num_control_ids"],
-                )
-            )
+        return Found(*self._by_halves(arrays, options))
 
     def serves(self, options: SearchOptions) -> bool:
         """Whether the search inside the translator is the one that the options describe."""
@@ -161,19 +150,15 @@ class OnnxDecoder(Decoder):
         return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
+        return self._by_halves(arrays, options, uniforms)
+
+    def _by_halves(
+        self, arrays: Arrays, options: SearchOptions, *uniforms: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What a search in NumPy finds, or sampling draws."""
+        self._require_checked("step")
         with ops.on(ops.NUMPY):
-            return sample(
-                self._advance,
-                self._first_cache(arrays.source_ids, options.n_best),
-                arrays.limits,
-                uniforms,
-                options.n_best,
-                options.temperature,
-                options.top_k,
-                options.top_p,
-                arrays.prefix_ids,
-                self.config["num_control_ids"],
-            )
+            return decoding_of(options).run(self._halves, *arrays, *uniforms)
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
         raise RequestError(
@@ -189,39 +174,17 @@ class OnnxDecoder(Decoder):
                 f"received one of {labels.shape[1]}: cut it, or give the run folder"
             )
         token_ids = np.pad(labels, [(0, 0), (1, 0)], constant_values=START)
-        cache = self._first_cache(padded([[*source, END] for source in sources]), num_beams=1)
+        self._require_checked("step")
+        source_ids = padded([[*source, END] for source in sources])
+        cache = self._halves.init_cache(self._halves.encode(source_ids), source_ids, 1, labels.shape[1])
         totals = np.zeros(len(labels), "float32")
         for index in range(labels.shape[1]):
-            logits, cache = self._advance(token_ids[:, index : index + 1], cache, index)
+            logits, cache = self._halves.step(token_ids[:, index : index + 1], cache, index)
             with ops.on(ops.NUMPY):
                 log_probs = ops.log_softmax(logits[:, 0])
             chosen = np.take_along_axis(log_probs, labels[:, index : index + 1], axis=-1)[:, 0]
             totals += np.where(labels[:, index] == PAD, 0, chosen)
         return totals
-
-    def _first_cache(self, source_ids: np.ndarray, num_beams: int) -> Cache:
-        """The cache before the first step: what the encoder computes, and keys and values of no positions."""
-        self._require_checked("step")
-        names = [output.name for output in self._session("encoder").get_outputs() if output.name != "limit"]
-        memory = dict(zip(names, run(self._session("encoder"), names, {"source_ids": source_ids}), strict=True))
-        batch_size = len(source_ids)
-        empty = [
-            np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
-            for argument in self._past
-        ]
-        return {"beams": empty, "sentences": memory}
-
-    def _advance(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
-        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
-        feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
-        for argument, past in zip(self._past, cache["beams"], strict=True):
-            feeds[argument.name] = past.reshape(token_ids.size, *past.shape[2:])  # (B · K, ...)
-        logits, *present = run(self._session("step"), None, feeds)
-        return logits, {**cache, "beams": [values.reshape(*token_ids.shape, *values.shape[1:]) for values in present]}
-
-    @property
-    def _past(self) -> list[Any]:
-        return [argument for argument in self._session("step").get_inputs() if argument.name.startswith("past_")]
 
     def _session(self, name: str) -> Any:
         """The session of a graph, opened when it is first used."""
@@ -249,7 +212,8 @@ class OnnxDecoder(Decoder):
                 raise
 
     def _check(self, name: str) -> None:
-        file = ProbesFile.read(self.graphs.probes, self.vocabulary_sizes, self.max_source_length)
+        read = partial(Probe.read, vocabulary_sizes=self.vocabulary_sizes, max_source_length=self.max_source_length)
+        file = ProbesFile.read(self.graphs.probes, read)
         if not file.probes:
             return
         searches = name != "step"
@@ -261,15 +225,7 @@ class OnnxDecoder(Decoder):
             answers = self._searched(name, file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
-        try:
-            once(file, paths, runtime, compare)
-        except (Differs, JobError) as error:
-            on_processor = "export again, or translate with the run and --engine keras"
-            mend = on_processor if runtime.provider == CPU else "go on with --provider cpu (in Python: provider='cpu')"
-            raise JobError(
-                f"{runtime.provider} of ONNX Runtime {runtime.version} does not answer as the model does with "
-                f"{' and '.join(map(str, paths))}: {error}: {mend}"
-            ) from None
+        once(file, paths, runtime, compare)
 
     def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
         """What a search finds for each probe, the best first, and then its list if it has one."""
@@ -322,13 +278,3 @@ def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:
     """The ids of a row without pad, and log P by its score."""
     ids = [int(id) for id in row if id != PAD]
     return Answer(ids, score * penalty(len(ids), length_penalty))
-
-
-def sizes_before(argument: Any) -> list[int]:
-    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
-    return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
-
-
-def element_type(name: str) -> str:
-    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
-    return "float16" if "float16" in name else "float32"

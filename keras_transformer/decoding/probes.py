@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.decoding.sentences import Ids
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
@@ -48,6 +48,43 @@ class Probe(NamedTuple):
 
     source_ids: Ids
     hypotheses: list[Answer]
+
+    @classmethod
+    def read(cls, probe: Config, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> Probe:
+        """A probe from a file, trusted or not.
+
+        Args:
+            probe: what the file has.
+            vocabulary_sizes: the sizes for source and target; the source's is None if both share one vocabulary.
+            max_source_length: the most pieces that the model reads.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is damaged, or not for such a model.
+        """
+        source_size, target_size = vocabulary_sizes
+        source_ids = checked_ids(probe["source_ids"], source_size or target_size, max_source_length + 1, ends=True)
+        longest_ids = longest(max_source_length)
+        return cls(source_ids, [
+            Answer(checked_ids(one["ids"], target_size, longest_ids), nats(one["log_prob"]))
+            for one in checked_list(probe["hypotheses"], 1, MAX_OWN_BEAMS)
+        ])  # fmt: skip
+
+
+class ComputedProbe(NamedTuple):
+    """What a computation takes, and what the model gives in float32: arrays (B, ...)."""
+
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+
+    @classmethod
+    def read(cls, probe: Config) -> ComputedProbe:
+        """A probe from a file; it raises as `Probe.read` does."""
+        inputs, outputs = ([*map(np.array, checked_list(probe[name], 1, 2))] for name in cls._fields)
+        return cls([ids.astype("int32") for ids in inputs], outputs)
+
+    def as_json(self) -> Config:
+        """What a file keeps of it."""
+        return {name: [array.tolist() for array in arrays] for name, arrays in self._asdict().items()}
 
 
 class Runtime(NamedTuple):
@@ -131,36 +168,24 @@ class ProbesFile(NamedTuple):
     """What a certificate, or a file beside a graph, says: its JSON, and the probes in it; no probes without a file."""
 
     content: Config
-    probes: list[Probe]
+    probes: list[Any]
 
     @classmethod
-    def read(cls, path: Path, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> ProbesFile:
+    def read(cls, path: Path, read: Callable[[Any], Any]) -> ProbesFile:
         """Reads a file, trusted or not.
 
         Args:
             path: the file; it need not be there.
-            vocabulary_sizes: the sizes for source and target; the source's is None if both share one vocabulary.
-            max_source_length: the most pieces that the model reads.
+            read: makes a probe of what the file has of one: `Probe.read` or `ComputedProbe.read`.
 
         Raises:
             RequestError: the file is damaged, or its probes are not for such a model.
         """
-        source_size, target_size = vocabulary_sizes
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
             content = json.loads(path.read_bytes().decode("utf-8"))
-            probes = checked_list(content.get("probes", []), 0, NUM_PROBES)
-            return cls(content, [
-                Probe(
-                    checked_ids(probe["source_ids"], source_size or target_size, max_source_length + 1, ends=True),
-                    [
-                        Answer(checked_ids(one["ids"], target_size, longest(max_source_length)), nats(one["log_prob"]))
-                        for one in checked_list(probe["hypotheses"], 1, MAX_OWN_BEAMS)
-                    ],
-                )
-                for probe in probes
-            ])  # fmt: skip
+            return cls(content, list(map(read, checked_list(content.get("probes", []), 0, NUM_PROBES))))
         except (FileNotFoundError, NotADirectoryError):
             return cls({}, [])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -246,6 +271,33 @@ def check(
         raise Differs(f"expected the model's log P; received {off / num_tokens:+.4f} nats a token more, on average")
 
 
+def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precision: str) -> None:
+    """Raises Differs unless a graph gives what the model gives.
+
+    Log P is within its bound for each token, a vector or the probabilities of a place within theirs; at half of the
+    places at least, the likeliest piece is the model's.
+
+    Args:
+        probe: what the model gives.
+        outputs: what the graph gives.
+        precision: the precision of the graph.
+    """
+    bounds, width = BOUNDS[precision], probe.inputs[0].shape[1]
+    shapes, others = ([array.shape for array in arrays] for arrays in (probe.outputs, outputs))
+    if shapes != others:
+        raise Differs(f"expected arrays of the shapes {shapes}; received {others}")
+    for expected, received in zip(probe.outputs, outputs, strict=True):
+        off = received - expected
+        if expected.dtype.kind == "i":
+            holds = np.mean(off[..., 0] == 0) >= 0.5
+        elif expected.ndim == 1:  # NaN is within no bound
+            holds = np.all(np.abs(off) <= bounds.log_prob * width)
+        else:
+            holds = np.all(np.linalg.norm(off, axis=-1) <= bounds.vector * np.linalg.norm(expected, axis=-1))
+        if not holds:
+            raise Differs(f"expected {expected.ravel()!s:.60}; received {received.ravel()!s:.60}")
+
+
 def score(answer: Answer, length_penalty: float) -> float:
     """By what a search ranks an answer."""
     return answer.log_prob / penalty(len(answer.ids), length_penalty)
@@ -256,24 +308,37 @@ def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Cal
 
     Args:
         file: the probes, and the certificate if it is one.
-        paths: the paths of the graphs.
-        runtime: what runs them.
-        compare: raises an error if they do not hold.
+        paths, runtime: the paths of the graphs, and what runs them.
+        compare: raises Differs or JobError if they do not hold.
+
+    Raises:
+        JobError: they do not hold; the message names the provider and the graphs.
     """
-    name = " + ".join([f"onnx/{paths[0].name}", *(path.name for path in paths[1:])])
+    if not file.probes:
+        return
+    name = "onnx/" + " + ".join(path.name for path in paths)
     weights = [path.with_name(f"{path.name}.data") for path in paths]  # the weights of large graphs
     stats = {str(each.resolve()): each.stat() for each in (*paths, *weights) if each.is_file()}
     if file.certifies(name, sum(each.st_size for each in stats.values()), runtime):
         return
     identities = [[path, each.st_size, each.st_mtime_ns] for path, each in stats.items()]
-    seen = json.dumps([identities, as_json(file.probes), runtime])
+    seen = json.dumps([identities, file.content["probes"], runtime])
     try:
         verdict = user_cache() / "probes" / f"{hashlib.sha256(seen.encode()).hexdigest()[:32]}.json"
         if verdict.is_file():
             return
     except OSError:  # without a home, or without permission, nothing is kept
         verdict = None
-    compare()
+    try:
+        compare()
+    except (Differs, JobError) as error:
+        mend = "go on with --provider cpu (in Python: provider='cpu')"
+        if runtime.provider == "CPUExecutionProvider":
+            mend = "export again, or answer with the run and --engine keras"
+        raise JobError(
+            f"{runtime.provider} of ONNX Runtime {runtime.version} does not answer as the model does with "
+            f"{' and '.join(map(str, paths))}: {error}: {mend}"
+        ) from None
     with suppress(OSError):
         if verdict:
             verdict.parent.mkdir(parents=True, exist_ok=True)

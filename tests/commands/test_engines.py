@@ -20,6 +20,7 @@ import pytest
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
+from keras_transformer.commands import graph_cache
 from keras_transformer.decoding import onnx_decoder, onnx_sessions
 from keras_transformer.decoding.onnx_sessions import StagedSearch
 from keras_transformer.decoding.search_options import SearchOptions
@@ -91,7 +92,7 @@ def test_graphs_are_built_once_for_each_search_and_precision(kept_run, translate
     assert (status, out) == (0, "".join(expected))
     names = ["1-penalty0.6-longest5-int8", "2-penalty0.6-longest5", "2-penalty1.5-longest5-best2"]
     assert graphs_in(kept_run) == [f"translate-beams{name}.onnx" for name in names]
-    monkeypatch.setattr(engines, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
     expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
     assert translate(kept_run, *SEARCH) == (0, expected, "")
 
@@ -99,8 +100,8 @@ def test_graphs_are_built_once_for_each_search_and_precision(kept_run, translate
 @pytest.fixture
 def as_on_gpu(monkeypatch):
     """The processor stands for a GPU."""
-    monkeypatch.setattr(engines, "gpus_of_the_driver", lambda: 1)
-    monkeypatch.setattr(engines, "has_cuda", lambda: True)
+    monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)
+    monkeypatch.setattr(graph_cache, "has_cuda", lambda: True)
     monkeypatch.setattr(onnx_decoder, "CUDA", onnx_sessions.CPU)
 
 
@@ -118,7 +119,7 @@ def test_on_a_gpu_the_search_goes_in_stages(kept_run, translate, translator, as_
         *(f"{name}-beams2-penalty0.6-longest5.onnx" for name in ("advance", "begin", "end")),
         *(f"{name}.onnx" for name in names),
     ]
-    monkeypatch.setattr(engines, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
     assert translate(kept_run, *flags) == (0, expected, "")
 
 
@@ -158,9 +159,9 @@ def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, tran
 def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, tmp_path, monkeypatch):
     changed = tmp_path / "package/part/module.py"
     changed.parent.mkdir(parents=True)
-    of_source = [changed.write_text(text) and engines.sha256_of_source(tmp_path / "package") for text in "abb"]
+    of_source = [changed.write_text(text) and graph_cache.sha256_of_source(tmp_path / "package") for text in "abb"]
     assert of_source[0] != of_source[1] == of_source[2]
-    assert [*engines.installed("keras")] and not [*engines.installed("absent")]
+    assert [*graph_cache.installed("keras")] and not [*graph_cache.installed("absent")]
 
     def folder() -> Path:
         return engines.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent
@@ -169,7 +170,7 @@ def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, t
     for name in ("installed", "sha256_of_source"):
         other = Mock(return_value="999")
         with monkeypatch.context() as patch:
-            patch.setattr(engines, name, other)
+            patch.setattr(graph_cache, name, other)
             assert folder() != before
     assert {path.name for path in other.call_args.args} == {"export", "keras_transformer"}
 
@@ -222,13 +223,13 @@ def test_what_no_engine_can_do_is_refused(run_folder, translate):
 
 LACKS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str, int, str]] = {
     "packages": (
-        lambda patch, run: patch.setattr(engines, "PACKAGES", ("no_such_package",)), "", 2,
+        lambda patch, run: patch.setattr(graph_cache, "PACKAGES", ("no_such_package",)), "", 2,
         "no_such_package is not installed: pip install 'keras-transformer[export]'",
     ),
-    "no need: a GPU": (lambda patch, run: patch.setattr(engines, "gpus_of_the_driver", lambda: 1), "", 0, ""),
+    "no need: a GPU": (lambda patch, run: patch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1), "", 0, ""),
     "a cache": (
         lambda patch, run: (run / "cache").write_text("in the way"),
-        "warning: Keras translates, because the run's graphs cannot be kept:", 1, "error: cannot keep the run's graphs",
+        "warning: Keras answers, because the run's graphs cannot be kept:", 1, "error: cannot keep the run's graphs",
     ),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import main
 from keras_transformer.bleu import paired_quality
+from keras_transformer.commands import graph_cache
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import engines
@@ -103,7 +104,7 @@ def compare(capsys, monkeypatch, eager, translator, other):
     Keras translates, with models that are in memory already.
     """
     decoders = {False: translator.decoder, True: other.decoder}
-    monkeypatch.setattr(engines, "gpus_of_the_driver", lambda: 1)  # so no graphs are built
+    monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)  # so no graphs are built
     monkeypatch.setattr(engines, "keras_decoder", lambda runs, threads: decoders[Path(runs[0]).name == "other"])
 
     def run(*arguments):

@@ -13,6 +13,7 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import write_graph
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
+from keras_transformer.commands import graph_cache
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.errors import RequestError
@@ -149,7 +150,7 @@ def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tm
     expected = scores_of(together, 2, max_length=6)
     np.testing.assert_allclose(scored(), expected, atol=1e-3)
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "build", lambda *_: pytest.fail("built again"))
+        patch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
         np.testing.assert_allclose(scored(), expected, atol=1e-3)
     (old,) = (own_runs[0] / "cache").glob("ensemble-*")
     assert not (own_runs[1] / "cache").exists()

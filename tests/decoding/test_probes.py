@@ -16,6 +16,7 @@ from bulk_translator import BulkTranslator
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import make_parser
+from keras_transformer.commands import graph_cache
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_sessions import CPU, CUDA, open_session, runtime_of
@@ -155,7 +156,7 @@ def test_of_a_wrong_gpu_the_processor_is_named_with_which_to_go_on(folder, monke
 
 def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_path):
     """A run takes ONNX Runtime then, even if there is a GPU."""
-    monkeypatch.setattr(engines, "gpus_of_the_driver", lambda: 1)
+    monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: providers)

@@ -6,19 +6,37 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command, add_batch_size, add_vector_options, standard_input, write_vectors
-from keras_transformer.errors import load_tensorflow
+from keras_transformer.commands import (
+    Command,
+    add_batch_size,
+    add_engine_options,
+    add_vector_options,
+    standard_input,
+    write_vectors,
+)
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks import TASKS
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from keras_transformer.decoding.keras_decoder import Computation
+    from keras_transformer.tasks.classification.pipeline import Classifier
+
+
+def open_classifier(arguments: argparse.Namespace, computation: Computation) -> Classifier:
+    """The classifier of the run that a command names, to compute one thing."""
+    from keras_transformer.commands.graph_cache import open_model
+    from keras_transformer.tasks.classification.pipeline import TASK, classifier_of
+
+    return classifier_of(open_model(arguments, TASKS[TASK].kind, computation), RunFolder(arguments.run))
+
 
 def classify(arguments: argparse.Namespace) -> None:
     """Prints the label of each line of standard input, a tab, and its probability."""
-    load_tensorflow()
-    from keras_transformer.tasks.classification.pipeline import load_classifier
+    from keras_transformer.decoding.computations import LabelProbs
 
-    classifier, lines = load_classifier(arguments.run), standard_input()
+    classifier, lines = open_classifier(arguments, LabelProbs()), standard_input()
     for label, probability in classifier.stream(lines, arguments.batch_size):
         sys.stdout.write(f"{label}\t{probability:.4f}\n")
         sys.stdout.flush()
@@ -27,9 +45,9 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
     """The vectors (N, D) of the lines of standard input."""
-    from keras_transformer.tasks.classification.pipeline import load_classifier
+    from keras_transformer.decoding.computations import Embedding
 
-    classifier, lines = load_classifier(arguments.run), standard_input()
+    classifier, lines = open_classifier(arguments, Embedding()), standard_input()
     found = classifier.embed(lines, arguments.batch_size)
     lines.tell_of_invalid()
     return found
@@ -40,8 +58,20 @@ def embed(arguments: argparse.Namespace) -> None:
     write_vectors(arguments, vectors)
 
 
-EMBED = Command(embed, "write a vector for each line of standard input", add_vector_options)
+def add_classify_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `classify`."""
+    add_batch_size(parser)
+    add_engine_options(parser)
+
+
+def add_embed_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `embed`."""
+    add_vector_options(parser)
+    add_engine_options(parser)
+
+
+EMBED = Command(embed, "write a vector for each line of standard input", add_embed_options)
 COMMANDS = {
-    "classify": Command(classify, "tell the label of each line of standard input", add_batch_size),
+    "classify": Command(classify, "tell the label of each line of standard input", add_classify_options),
     "embed": EMBED,
 }

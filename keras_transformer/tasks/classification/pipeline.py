@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
-from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, text_attention
 from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import UnreadCharacters, padded
 from keras_transformer.errors import RequestError
-from keras_transformer.models.classifiers import Encoder
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
@@ -26,6 +25,7 @@ from keras_transformer.text.tokenizer import MASK, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
+    from keras_transformer.models.classifiers import Encoder
 
 TASK = "classification"
 
@@ -44,16 +44,16 @@ class Classifier(Pipeline):
         [prediction] = classifier.classify(["siebenundzwanzig"])
 
     Args:
-        model: the encoder.
+        model: the encoder, or an `OnnxComputations` that answers one of its methods.
         tokenizer: its vocabulary.
         labels: in the order of the model's logits; empty for an encoder without labels.
     """
 
-    def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str] = ()):
-        self.model = model
+    def __init__(self, model: Encoder | OnnxComputations, tokenizer: Tokenizer, labels: Sequence[str] = ()):
+        self._computations = computations_of(model)
+        self.model = self._computations.model
         self.tokenizer = tokenizer
         self.labels = list(strings_of(labels, "labels"))
-        self._computations = CompiledComputations(model)
 
     def __repr__(self) -> str:
         model = self.model
@@ -120,8 +120,7 @@ class Classifier(Pipeline):
             RequestError: the model has labels and does not tell pieces, or its vocabulary has no mask.
         """
         require_whole("num_best", num_best, 1)
-        if self.labels or not self.tokenizer.has_mask:
-            raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
+        require_masks(not self.labels and self.tokenizer.has_mask)
         found: list[list[list[Prediction]]] = []
         for some in in_batches(lines, batch_size):
             ids = padded([with_ends(self.tokenizer.encode_masked(line), self.model.context_length) for line in some])
@@ -166,6 +165,12 @@ class Classifier(Pipeline):
         return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])
 
 
+def require_masks(fills: bool) -> None:
+    """Raises RequestError unless a model fills masks."""
+    if not fills:
+        raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
+
+
 def in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     """Lists of `size` lines, the last one perhaps shorter.
 
@@ -184,12 +189,20 @@ def load_classifier(run: str | os.PathLike[str]) -> Classifier:
     Raises:
         RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.
     """
-    folder = RunFolder(run)
-    model, labels = load_model(folder, TASKS[TASK].kind), read_config(folder).get("labels", [])
-    expected = model.num_labels or 0
+    return classifier_of(load_model(run, TASKS[TASK].kind), RunFolder(run))
+
+
+def classifier_of(model: Encoder | OnnxComputations, folder: RunFolder) -> Classifier:
+    """The classifier of a model, with the labels and the vocabulary in a run folder.
+
+    Raises:
+        RequestError: the labels are not the model's, or the vocabulary is missing, damaged or not the model's.
+    """
+    config = read_config(folder)
+    labels, expected = config.get("labels", []), config["model"]["num_labels"] or 0
     if len(labels) != expected:
         raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
-    return Classifier(model, read_tokenizers(folder, None, model.vocabulary_size)[1], labels)
+    return Classifier(model, read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1], labels)
 
 
 def imported(found: Imported) -> Classifier:

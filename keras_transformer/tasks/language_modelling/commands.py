@@ -8,7 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command
+from keras_transformer.commands import Command, add_engine_options
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.run_folder import RunFolder, config_of_kind
@@ -26,10 +26,10 @@ def generate(arguments: argparse.Namespace) -> None:
     answers = is_of_pairs or arguments.chat
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)
-    load_tensorflow()
-    from keras_transformer.tasks.language_modelling.pipeline import load_generator
+    from keras_transformer.commands.graph_cache import open_model
+    from keras_transformer.tasks.language_modelling.pipeline import TASK, generator_of
 
-    generator = load_generator(arguments.run)
+    generator = generator_of(open_model(arguments, TASKS[TASK].kind), RunFolder(arguments.run))
     chat_text = generator.tokenizer.chat_text
     texts = [chat_text([{"role": "user", "content": each}]) for each in prompts] if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
@@ -145,6 +145,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens alone (default: 0, all)")
     add("--top-p", type=float, metavar="P", help="draw among the likeliest that together reach P (default: 1)")
     add("--seed", type=int, metavar="N", help="the same seed draws the same text (default: 0)")
+    add_engine_options(parser)
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer.decoding.computations import TextLogProbs, decoding_of
-from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
 from keras_transformer.decoding.search_options import GREEDY, SearchOptions, require_whole
 from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
-from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
@@ -31,9 +30,10 @@ from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
+    from keras_transformer.models.stack_models import LanguageModel
 
 TASK = "language-model"
-STREAMED_TOKENS = 32  # between two pieces of a stream
+STREAMED_TOKENS = 32  # the most in a piece of a stream; the first piece has one, and each twice as many as before
 SCORED_TOKENS = 8_192  # at once
 
 
@@ -69,7 +69,7 @@ class Generator(Pipeline):
         [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
 
     Args:
-        model: the model.
+        model: the model, or an `OnnxComputations` of its step.
         tokenizer: its vocabulary.
         answer_length: the most tokens of an answer, the end included, of a model that answers; None for a model that
             continues.
@@ -77,13 +77,13 @@ class Generator(Pipeline):
 
     task, takes_target = TASK, True
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, answer_length: int | None = None):
-        self.model = model
+    def __init__(self, model: LanguageModel | OnnxComputations, tokenizer: Tokenizer, answer_length: int | None = None):
+        self._computations = computations_of(model)
+        self.model = self._computations.model
         self.tokenizer = tokenizer
         self.answer_length = answer_length
-        self._computations = CompiledComputations(model)
         # Where the context is full, the text goes on from its last half.
-        self._kept = model.context_length // 2
+        self._kept = self.model.context_length // 2
 
     def __repr__(self) -> str:
         model = self.model
@@ -177,7 +177,7 @@ class Generator(Pipeline):
         max_tokens = self._most(max_tokens)
         row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
         while not row.is_done(max_tokens):
-            self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
+            self._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
             text = self.text_of(row.added)
             # Bytes may spell a part of a character yet.
             text = text if row.is_done(max_tokens) else text.rstrip("\N{REPLACEMENT CHARACTER}")
@@ -382,10 +382,14 @@ def load_generator(run: str | os.PathLike[str]) -> Generator:
     Raises:
         RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
     """
-    folder = RunFolder(run)
-    model = load_model(folder, TASKS[TASK].kind)
-    tokenizer = read_tokenizers(folder, None, model.vocabulary_size)[1]
-    return Generator(model, tokenizer, read_config(folder).get("answer_length"))
+    return generator_of(load_model(run, TASKS[TASK].kind), RunFolder(run))
+
+
+def generator_of(model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
+    """The generator of a model, with the vocabulary in a run folder; RequestError if that is not the model's."""
+    config = read_config(folder)
+    tokenizer = read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1]
+    return Generator(model, tokenizer, config.get("answer_length"))
 
 
 def imported(found: Imported) -> Generator:

@@ -52,6 +52,7 @@ def show(found: list[Recommendation], **whose: str) -> None:
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
     """The vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
+    load_tensorflow()
     from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
 
     if arguments.items and arguments.log is not None:

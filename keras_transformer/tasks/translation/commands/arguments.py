@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from keras_transformer.commands import add_engine_options, add_provider_option
 from keras_transformer.decoding.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
 from keras_transformer.errors import command_line
-from keras_transformer.export_folder import PRECISIONS, PROVIDERS
-
-ENGINES = ("auto", "onnx", "keras")
 
 
 def add_translate_options(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +17,7 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     )
     add_ensemble_option(parser)
     add_search_options(parser)
-    add_engine_options(parser)
+    add_translating_options(parser)
     best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
     prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
     longest = "the most pieces of a source (default: the model's limit, mostly 512)"
@@ -43,7 +41,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
     add_tokenize_option(parser)
     add_search_options(parser)
-    add_engine_options(parser)
+    add_translating_options(parser)
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +57,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add("--reference", metavar="FILE", required=True, help="its correct translation, line by line, plain or .gz")
     add_tokenize_option(parser)
     add_search_options(parser)
-    add_engine_options(parser)
+    add_translating_options(parser)
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +79,7 @@ def add_distill_options(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="RUN", help="the student's run folder; without one, no student is trained: give --text")
     add("--text", metavar="FOLDER", help="where the translated text is kept (default: RUN-text, beside the student)")
     add_search_options(parser)
-    add_engine_options(parser)
+    add_translating_options(parser)
     rest = "flags of the student's training, which `train --help` lists; whatever follows is one of them"
     add("--train", nargs=argparse.REMAINDER, metavar="FLAG", help=rest)
 
@@ -112,16 +110,12 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     add("--long", dest="split", choices=OTHER_SPELLINGS, help="split: another spelling of --split lines; cut: of off")
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose an engine."""
-    engine = "ONNX Runtime (onnx), which needs no TensorFlow after the first time; Keras; or the one that fits (auto)"
-    precision = "of ONNX Runtime; int8 is faster and less exact (default: float32, or what the export has)"
-    add = parser.add_argument
-    add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
-    add("--precision", choices=PRECISIONS, help=precision)
-    add_provider_option(parser)
-    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
-    add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+def add_translating_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose what translates, and between which languages."""
+    add_engine_options(parser)
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)"
+    )
     add_language_options(parser)
 
 
@@ -130,12 +124,6 @@ def add_language_options(parser: argparse.ArgumentParser) -> None:
     for side in ("source", "target"):
         told = f"the language of the {side}, of a model between many, in its own codes, such as eng_Latn or en"
         parser.add_argument(f"--{side}-language", metavar="CODE", help=told)
-
-
-def add_provider_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that chooses what ONNX Runtime computes on."""
-    provider = "of ONNX Runtime: cpu; cuda, the first GPU; or the GPU if ONNX Runtime can use it (default: auto)"
-    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help=provider)
 
 
 def add_ensemble_option(parser: argparse.ArgumentParser) -> None:

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.util
 import json
-import shutil
-import sys
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keras_transformer import version
-from keras_transformer.commands import export_module
+from keras_transformer.commands import export_module, graph_cache
+from keras_transformer.commands.graph_cache import (
+    TrainedRun,
+    digest,
+    folder_of,
+    graphs_for,
+    may_use_keras,
+    start_tensorflow,
+    uses_gpu,
+)
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.onnx_sessions import has_cuda
 from keras_transformer.decoding.probes import as_json, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
-from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
+from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
-from keras_transformer.lazy import tf
-from keras_transformer.machine import gpus_of_the_driver, num_cores
-from keras_transformer.run_folder import RunFolder, read_config, reading_model
+from keras_transformer.machine import num_cores
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.translation.languages import SIDES
 from keras_transformer.tasks.translation.pipeline import translator_of
-from keras_transformer.text.lines import read_lines, sha256_of_source
+from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Decoder
     from keras_transformer.tasks.translation.pipeline import Translator
 
 
-PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
-TrainedRun = Any  # the class of the export's module `artefacts`, which is imported late
 
 
 def graphs_of(
@@ -61,8 +58,7 @@ def graphs_of(
         with_stages: whether the translator's search is needed in stages too.
         sides: the languages of source and target that the command names.
     """
-    key = digest((writers(), *map(content_of, runs)))
-    folder = runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
+    folder = folder_of(runs)
     if with_halves:
         return Graphs(None, folder / file_name("encoder", precision), folder / file_name("step", precision))
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
@@ -73,52 +69,20 @@ def graphs_of(
     return Graphs(translate, None, None, *(stages if with_stages else ()))
 
 
-def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
-    """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And the
-    source of the modules that register parts of the run: all files of a package.
-
-    Raises:
-        RequestError: there is no run or no model yet, or its file is damaged.
-    """
-    own = [(name, source_of(sys.modules[name])) for name in read_config(run).get("modules", [])]
-    with reading_model(run), zipfile.ZipFile(run.model) as archive:
-        return [*own, *((entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist())]
-
-
-def source_of(module: ModuleType) -> str:
-    """A short name for the source of an imported module; of a package for all its Python files."""
-    path = Path(str(module.__file__))
-    return sha256_of_source(path.parent) if hasattr(module, "__path__") else digest(path.read_bytes())
-
-
-def writers() -> tuple[str, list[str]]:
-    """What a graph depends on besides the model: the source of this package and of the export, and the versions of the
-    packages that write it and run it."""
-    folders = {Path(str(module.__file__)).parent for module in (version, export_module("__main__"))}
-    return sha256_of_source(*folders), sorted({name for package in PACKAGES for name in installed(package)})
-
-
-def installed(package: str) -> Iterator[str]:
-    """The folders in which pip describes a package; their names have the version. `importlib.metadata` takes 15 ms."""
-    spec = importlib.util.find_spec(package)
-    if spec and spec.origin:
-        yield from (path.name for path in Path(spec.origin).parents[1].glob(f"{package}*-info"))
-
-
-def digest(content: object) -> str:
-    """A short name for the content, for its `repr`."""
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-
-
-def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOptions, precision: str) -> None:
-    """Writes the graphs and their probes; of ensembles the last one is kept.
-
-    Graphs of other weights or of another export are removed.
+def write(
+    trained: TrainedRun,
+    graphs: Graphs,
+    run: RunFolder,
+    options: SearchOptions,
+    precision: str,
+    sides: Sequence[str | None] = (None, None),
+) -> None:
+    """Writes the graphs and their probes.
 
     Args:
-        run: the run that keeps them.
         trained: what is written.
-        graphs, options, precision: see `graphs_of`.
+        graphs, options, precision, sides: see `graphs_of`.
+        run: the run that keeps them; its validation text gives probes.
 
     Raises:
         Unwritable: the model has a part that ONNX graphs cannot have.
@@ -126,10 +90,10 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
         JobError: the model's weights hold NaN or infinity.
     """
     onnx, artefacts = export_module("onnx"), export_module("artefacts")
+    trained = artefacts.between(trained, *sides)
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     stages = {name: path for name, path in graphs.present() if name in STAGES}
     for name, path in graphs.present():
-        path.parent.mkdir(parents=True, exist_ok=True)
         if name not in stages:
             onnx.write_graph(trained, path, name, decoding, precision)
     if stages:
@@ -137,10 +101,6 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
             onnx.write_stages(trained, stages, decoding, precision)
     chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
     write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
-    kept = graphs.main.parent
-    for other in run.cache.glob(f"{kept.name.partition('-')[0]}-*"):
-        if other != kept:
-            shutil.rmtree(other, ignore_errors=True)
 
 
 def validation_sources(run: RunFolder) -> list[str]:
@@ -206,14 +166,17 @@ def chosen_decoder(
         if arguments.engine == "keras":
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
         return chosen_onnx(arguments, ExportFolder(run.path).graphs(arguments.precision))
-    reason = next(reasons_for_keras(arguments, options, with_halves), None)
-    if arguments.engine == "keras" or reason:
-        return chosen_keras(arguments, reason or "leave out --engine keras")
-    runs = [RunFolder(one) for one in runs_of(arguments)]
     precision = arguments.precision or "float32"
-    with_stages = precision != "int8" and uses_gpu(arguments.provider)
-    graphs = graphs_of(runs, options, precision, with_halves, with_stages, sides_of(arguments))
-    if graphs.are_there() or was_built(arguments, graphs, options):
+    sides = sides_of(arguments)
+
+    def place() -> Graphs:
+        with_stages, runs = precision != "int8" and uses_gpu(arguments.provider), map(RunFolder, runs_of(arguments))
+        return graphs_of([*runs], options, precision, with_halves, with_stages, sides)
+
+    reasons = reasons_for_keras(arguments, options, with_halves)
+    own_write = partial(write, run=run, options=options, precision=precision, sides=sides)
+    graphs = graphs_for(arguments, runs_of(arguments), reasons, place, own_write)
+    if graphs is not None:
         return chosen_onnx(arguments, graphs)
     return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
 
@@ -241,60 +204,14 @@ def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, wit
         yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
     if options.alignments:
         yield "--alignments needs the model's attention, which the graphs do not give"
-    for package in PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
-    if may_use_keras(arguments):
-        if with_halves:
-            yield "the search inside the graphs has no random numbers and no prefixes"
-        if gpus_of_the_driver():
-            yield "this machine has a GPU"
-
-
-def uses_gpu(provider: str) -> bool:
-    """Whether ONNX Runtime computes on a GPU here, as far as it can be told before."""
-    return provider != "cpu" and bool(gpus_of_the_driver()) and has_cuda()
-
-
-def may_use_keras(arguments: argparse.Namespace) -> bool:
-    """Whether Keras may translate where nothing prevents graphs: the user asked for nothing that only graphs have."""
-    return (arguments.engine, arguments.precision or "float32", arguments.provider) == ("auto", "float32", "auto")
+    if with_halves and may_use_keras(arguments):
+        yield "the search inside the graphs has no random numbers and no prefixes"
+    yield from graph_cache.reasons_for_keras(arguments)
 
 
 def chosen_onnx(arguments: argparse.Namespace, graphs: Graphs) -> Callable[[], Decoder]:
     """What opens the decoder of graphs."""
     return partial(onnx_decoder, graphs, threads_of_each(arguments), arguments.provider)
-
-
-def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Decoder]:
-    """What opens the decoder of a run's Keras model, unless the user asked for what only graphs have."""
-    if arguments.engine == "onnx":
-        raise RequestError(f"--engine onnx cannot do this: {reason}")
-    if arguments.precision not in (None, "float32"):
-        raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
-    if arguments.provider != "auto":
-        raise RequestError(f"--provider {arguments.provider} needs ONNX Runtime: {reason}")
-    return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
-
-
-def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:
-    """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
-    run, precision = RunFolder(arguments.run), arguments.precision or "float32"
-    start_tensorflow(arguments.threads)
-    artefacts = export_module("artefacts")
-    trained = artefacts.between(artefacts.open_run(*runs_of(arguments)), *sides_of(arguments))
-    try:
-        build(run, trained, graphs, options, precision)
-    except artefacts.Unwritable:
-        if not may_use_keras(arguments):
-            raise
-        return False
-    except OSError as error:
-        if not may_use_keras(arguments):
-            raise JobError(f"cannot keep the run's graphs: {error}") from error
-        warn(f"Keras translates, because the run's graphs cannot be kept: {error}")
-        return False
-    return True
 
 
 def onnx_decoder(graphs: Graphs, num_threads: int | None, provider: str) -> Decoder:
@@ -308,13 +225,3 @@ def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:
     from keras_transformer.tasks.translation.ensembles import ensemble_decoder
 
     return ensemble_decoder(runs)
-
-
-def start_tensorflow(num_threads: int | None) -> None:
-    """Loads TensorFlow with so many threads. Once it has opened a model, another number of threads is an error."""
-    load_tensorflow()
-    import keras
-
-    if num_threads and keras.config.backend() == "tensorflow":
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)

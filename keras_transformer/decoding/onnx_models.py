@@ -1,0 +1,169 @@
+"""Models of exported graphs, for searches and computations in NumPy; neither Keras nor TensorFlow is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_transformer import ops
+from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.decoding.loop import Cache
+from keras_transformer.decoding.onnx_sessions import open_session, run, runtime_of
+from keras_transformer.decoding.probes import ComputedProbe, ProbesFile, check_computed, once
+from keras_transformer.export_folder import Graphs
+from keras_transformer.machine import num_cores
+from keras_transformer.options import Config
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.keras_decoder import Computation
+
+
+class SteppedModel:
+    """A model whose step is a graph: the base. It has the arguments of the model as attributes.
+
+    Args:
+        session_of: gives the session of a graph by its name.
+        config: the arguments of the model, `num_control_ids` among them.
+    """
+
+    def __init__(self, session_of: Callable[[str], Any], config: Config):
+        vars(self).update(config)
+        self._session_of = session_of
+
+    def step(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
+        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+        feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
+        for argument, past in zip(self._past, cache["beams"], strict=True):
+            feeds[argument.name] = past.reshape(token_ids.size, *past.shape[2:])  # (B · K, ...)
+        logits, *present = run(self._session_of("step"), None, feeds)
+        return logits, {**cache, "beams": [values.reshape(*token_ids.shape, *values.shape[1:]) for values in present]}
+
+    def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
+        """The part of the cache that the step extends, before the first one."""
+        return [
+            np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
+            for argument in self._past
+        ]
+
+    @property
+    def _past(self) -> list[Any]:
+        return [argument for argument in self._session_of("step").get_inputs() if argument.name.startswith("past_")]
+
+
+class Halves(SteppedModel):
+    """A translator in two graphs, encoder and step."""
+
+    def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:
+        """What the step takes of sources (B, S), end included."""
+        encoder = self._session_of("encoder")
+        names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
+        return dict(zip(names, run(encoder, names, {"source_ids": source_ids}), strict=True))
+
+    def init_cache(
+        self, memory: Mapping[str, np.ndarray], source_ids: np.ndarray, num_beams: int, max_length: int
+    ) -> Cache:
+        """The cache before the first step."""
+        return {"beams": self.no_positions(len(source_ids), num_beams), "sentences": memory}
+
+
+class SteppedLanguageModel(SteppedModel):
+    """A language model in one graph. A lone text that goes on, as in a stream, is not read again."""
+
+    vocabulary_size: int
+
+    def __init__(self, session_of: Callable[[str], Any], config: Config):
+        super().__init__(session_of, config)
+        self._read: list[int] = []  # the tokens of the last lone text
+        self._beams: list[np.ndarray] = []  # the cache behind them
+        self._num_known = 0  # how many of them begin the text that is read now
+
+    def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
+        """The cache before the first step, for prompts (B, P), padded with 0. They are read next, from position 0."""
+        begins = ids.shape[0] == num_beams == 1 and len(self._read) < np.count_nonzero(ids)
+        self._num_known = len(self._read) if begins and ids[0, : len(self._read)].tolist() == self._read else 0
+        return {"beams": self.no_positions(len(ids), num_beams), "sentences": {}}
+
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
+        """As the base has it; while a prompt is read that is known, the logits, which nobody needs, are 0."""
+        if index < self._num_known:
+            return np.zeros((1, 1, self.vocabulary_size), "float32"), {**cache, "beams": self._beams}
+        logits, cache = super().step(token_ids, cache, index)
+        if token_ids.size == 1:
+            self._read, self._beams = [*self._read[: int(index)], int(token_ids[0, 0])], cache["beams"]
+        return logits, cache
+
+    def __call__(self, inputs: Mapping[str, np.ndarray], training: bool = False) -> np.ndarray:
+        """Logits (B, T, V) of the token that follows each position, for {"ids": (B, T)}."""
+        ids, logits = inputs["ids"], []
+        cache, self._num_known = self.init_cache(ids, 1, ids.shape[1]), 0  # all logits count
+        for index in range(ids.shape[1]):
+            found, cache = self.step(ids[:, index : index + 1], cache, index)
+            logits.append(found)
+        return np.concatenate(logits, axis=1)
+
+
+class OnnxComputations:
+    """Runs a computation by its graph in ONNX Runtime, as `CompiledComputations` does by Keras.
+
+    The graph first answers its probes. A language model has one graph, its step: NumPy computes the rest.
+
+    Args:
+        graphs: where the graph is: of one computation, or of the step.
+        config: the arguments of the model, which `model` has as attributes.
+        precision: the precision of the graph.
+        num_threads, provider: as for `OnnxDecoder`.
+
+    Raises:
+        RequestError: the graph or its probes are missing or damaged, or there is no such provider.
+        JobError: the graph does not answer as the model does.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        config: Config,
+        precision: str = "float32",
+        num_threads: int | None = None,
+        provider: str = "auto",
+    ):
+        self._session = open_session(graphs.main, num_threads or num_cores(), provider)
+        self._is_step = graphs.step is not None
+        self.model: Any = SimpleNamespace(**config)
+        if self._is_step:
+            self.model = SteppedLanguageModel(lambda _: self._session, config)
+        file = ProbesFile.read(graphs.probes, ComputedProbe.read)
+
+        def compare() -> None:
+            for probe in file.probes:
+                check_computed(probe, self.run(TextLogProbs(), *probe.inputs), precision)
+
+        once(file, [graphs.main], runtime_of(self._session), compare)
+
+    def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
+        if not self._is_step:
+            return run(self._session, None, {"ids": arrays[0]})
+        with ops.on(ops.NUMPY):
+            return [*computation.run(self.model, *arrays)]
+
+
+def computations_of(model: Any) -> Any:
+    """What runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
+    if isinstance(model, OnnxComputations):
+        return model
+    from keras_transformer.decoding.keras_decoder import CompiledComputations  # imports Keras
+
+    return CompiledComputations(model)
+
+
+def sizes_before(argument: Any) -> list[int]:
+    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
+    return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
+
+
+def element_type(name: str) -> str:
+    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
+    return "float16" if "float16" in name else "float32"
