@@ -211,10 +211,12 @@ def test_a_stream_reads_no_token_twice(runs, ask, monkeypatch):
     generator = Generator(OnnxComputations(Graphs(None, None, step), read_config("prose")["model"]), by_keras.tokenizer)
     monkeypatch.setattr(onnx_models, "run", steps := Mock(side_effect=onnx_models.run))
     for prompt, options in product(("two", "two dogs", "the sea"), (SearchOptions(1), SearchOptions(sampling=True))):
-        expected = ["".join(by_keras.stream(prompt, 40, options)), by_keras.score(prompt).log_prob]
-        for _ in range(2):
-            assert "".join(generator.stream(prompt, 40, options)) == expected[0]
-            assert generator.score(prompt).log_prob == pytest.approx(expected[1], rel=1e-4)
+        for tokens in (40, 1, 1):
+            assert "".join(generator.stream(prompt, tokens, options)) == "".join(
+                by_keras.stream(prompt, tokens, options)
+            )
+        scores = [one.score(f"{prompt} and a cat").log_prob for one in (generator, by_keras)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     steps.reset_mock()
     assert "".join(generator.stream("seven dogs", 15, SearchOptions(sampling=True)))
     assert steps.call_count == len(generator.ids_of_prompt("seven dogs")) + 15
