@@ -205,7 +205,7 @@ def _ids_in(tokenizer: Config) -> dict[str, int]:
     """The ids of the pieces in a tokenizer.json."""
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocab, list):  # pairs: the piece and its score
+    if isinstance(vocab, list):  # a piece and its score in each entry
         pieces = [pair[0] if isinstance(pair, list) and pair else None for pair in vocab]
         return {text: id for id, text in enumerate(pieces) if isinstance(text, str)}
     return dict(vocab) if isinstance(vocab, dict) else {}

@@ -313,6 +313,8 @@ def test_a_folder_may_name_the_languages_that_are_meant(tmp_path):
     tag = next(each["id"] for each in json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"][::-1])
     change(tmp_path, "generation_config.json", forced_bos_token_id=tag)
     assert read_huggingface(tmp_path).languages == ("eng_Latn", "zho_Hans")
+    change(tmp_path, "tokenizer_config.json", src_lang="zho_Hans")  # which transformers writes where none was meant
+    assert read_huggingface(tmp_path).languages is None, "no translation is into its own language"
     change(tmp_path, "generation_config.json", forced_bos_token_id=5)
     with pytest.raises(RequestError, match="forced_bos_token_id"):
         read_huggingface(tmp_path)

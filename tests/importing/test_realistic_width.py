@@ -217,8 +217,8 @@ def t5(folder: Path, is_mt5: bool) -> Folder:
     made: Any = transformers.T5Tokenizer
     tokenizer = made.from_pretrained(str(folder), **({"extra_ids": 0} if is_mt5 else {}))
     tokenizer.save_pretrained(str(folder))
-    options: dict[str, Any] = {"decoder_start_token_id": 0, "vocab_size": len(tokenizer)}
     name = "T5"
+    options: Any = {"decoder_start_token_id": 0, "vocab_size": len(tokenizer)}
     if is_mt5:
         name = "MT5"
         options |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "vocab_size": len(tokenizer) + 112}
