@@ -19,7 +19,6 @@ from keras_transformer.importing.layouts import (
     PARTS,
     PROJECTIONS,
     copies,
-    ids_of,
     language_model,
     read_named,
     write_named,
@@ -68,11 +67,9 @@ def read_gpt2(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
+    options = options_of(folder, "config.json", has_many_ends=True)
     options.expect(GPT2_FIXED)
-    size = options.size("vocab_size")
-    ids = ids_of(folder, options, size)
-    return language_model(folder, options, gpt2_arguments(options), ids, GPT2_WITHOUT_EFFECT, size, gpt2_layout)
+    return language_model(folder, options, gpt2_arguments(options), GPT2_WITHOUT_EFFECT, gpt2_layout)
 
 
 def gpt2_arguments(options: Options) -> Config:
@@ -131,11 +128,9 @@ def read_llama(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
+    options = options_of(folder, "config.json", has_many_ends=True)
     options.expect(LLAMA_FIXED)
-    size = options.size("vocab_size")
-    ids = ids_of(folder, options, size)
-    return language_model(folder, options, llama_arguments(options), ids, LLAMA_WITHOUT_EFFECT, size, llama_layout)
+    return language_model(folder, options, llama_arguments(options), LLAMA_WITHOUT_EFFECT, llama_layout)
 
 
 def llama_arguments(options: Options) -> Config:

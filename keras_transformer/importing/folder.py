@@ -244,15 +244,19 @@ class Options:
         return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
 
 
-def options_of(folder: ModelFolder, name: str) -> Options:
+def options_of(folder: ModelFolder, name: str, has_many_ends: bool = False) -> Options:
     """The options in a JSON file of a folder. A list of one end id becomes that id.
 
+    Args:
+        folder, name: the folder, and the file.
+        has_many_ends: whether several ids may end a text.
+
     Raises:
-        RequestError: see `ModelFolder.json`; or several ids end a text.
+        RequestError: see `ModelFolder.json`; or several ids end a text and may not.
     """
     values = folder.json(name)
     options, ends = Options(values, str(folder.path / name)), values.get("eos_token_id")
-    if not isinstance(ends, list):
+    if has_many_ends or not isinstance(ends, list):
         return options
     if not ends or ends.count(ends[0]) < len(ends):
         raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")

@@ -22,7 +22,7 @@ from keras_transformer.importing.folder import (
 )
 from keras_transformer.importing.pieces import NEVER, count_ids
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import text_vocabulary
+from keras_transformer.importing.text_files import end_of, text_vocabulary
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
@@ -165,19 +165,31 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 
-def ids_of(folder: ModelFolder, options: Options, size: int) -> list[int]:
-    """For each of our ids, theirs, of which the matrices have `size`. Pad and unknown, which they lack, are copies of
-    the start.
+def ids_of(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], list[int]]:
+    """For each of our ids, theirs, of which the matrices have `size`; and the ids of ours besides 3 that end a text.
+    Pad and unknown, which they lack, are copies of the start.
 
     A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
     has them, say what ends a text.
     """
-    end = options.whole("eos_token_id", size - 1)
-    start = options.whole("bos_token_id", size - 1, end)
+    ends = _ends(options, size, size - 1)
+    start = options.whole("bos_token_id", size - 1, ends[0])
     if folder.has(GENERATION):
-        end = options_of(folder, GENERATION).whole("eos_token_id", size - 1, end)
-    count = max(count_ids(folder, size), start + 1, end + 1)
-    return [start, start, start, end, *(id for id in range(count) if id not in (start, end))]
+        ends = _ends(options_of(folder, GENERATION, has_many_ends=True), size, *ends)
+    own = end_of(folder)  # which a chat has behind each turn
+    end = own if own in ends else ends[0]
+    count = max(count_ids(folder, size), start + 1, *(each + 1 for each in ends))
+    ids = [start, start, start, end, *(id for id in range(count) if id not in (start, end))]
+    return ids, [ids.index(each) for each in ends if each not in (start, end)]  # no search emits the start
+
+
+def _ends(options: Options, size: int, *default: int) -> list[int]:
+    """The ids that end a text."""
+    ends = options.pop("eos_token_id") if options.has("eos_token_id") else [*default]
+    ends = ends if isinstance(ends, list) else [ends]
+    if not ends or not all(type(id) is int and 0 <= id < size for id in ends):
+        raise options.refusal("eos_token_id", ends, f"whole numbers from 0 to {size - 1:,}")
+    return list(dict.fromkeys(ends))
 
 
 def copies(ids: list[int]) -> dict[int, float]:
@@ -190,9 +202,7 @@ def language_model(
     folder: ModelFolder,
     options: Options,
     config: Config,
-    ids: list[int],
     without_effect: set[str],
-    size: int,
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
     """What was read of a language model.
@@ -200,19 +210,20 @@ def language_model(
     Args:
         folder, options: the model's folder, and what is left of the options in its config.json.
         config: the arguments of our model that the options tell.
-        ids: for each of our ids, theirs.
         without_effect: options of this architecture that change nothing here.
-        size: the rows of the matrices.
         layout: where the weights lie, from file, configuration, ids and rows.
 
     Raises:
         RequestError: an option or a tensor is not known, missing or damaged.
     """
+    size = options.size("vocab_size")
+    ids, other_ends = ids_of(folder, options, size)
     options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
     config = completed(options, {**config, "vocabulary_size": len(ids)}, complete_language_model)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
-    vocabulary = text_vocabulary(folder, ids, has_ends=False)  # after the file has shown that it has a row for each
+    # After the file has shown that it has a row for each.
+    vocabulary = text_vocabulary(folder, ids, has_ends=False, other_ends=other_ends)
     return Imported(config, weights, (vocabulary,))
 
 

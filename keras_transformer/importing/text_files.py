@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_transformer.errors import RequestError
@@ -25,6 +25,7 @@ def text_vocabulary(
     ids: list[int],
     has_ends: bool,
     has_mask: bool = False,
+    other_ends: Sequence[int] = (),
     rewrite: Callable[[str], str] = str,
 ) -> Vocabulary:
     """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
@@ -34,6 +35,7 @@ def text_vocabulary(
         ids: for each of our ids, the id in the model from outside.
         has_ends: whether the model reads the end of a text, which its tokenizer must put there.
         has_mask: whether our id 4 is the mask.
+        other_ends: the ids of ours besides 3 that end a text.
         rewrite: what the run keeps in place of the text of a tokenizer.json.
 
     Raises:
@@ -41,7 +43,7 @@ def text_vocabulary(
     """
     name, text = _tokenizer_of(folder)
     try:
-        tokenizer = HuggingFaceTokenizer.of(rewrite(text), ids, has_mask, _chat_template(folder))
+        tokenizer = HuggingFaceTokenizer.of(rewrite(text), ids, has_mask, _chat_template(folder), other_ends)
         spelled = tokenizer.vocabulary_size and tokenizer.encode(["a"])
     except ValueError as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
@@ -73,6 +75,15 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
         f"expected a tokenizer, {WHOLE}, {' and '.join(MERGED)}, or {WORDS}; found none in {folder.path}: download "
         f"it too{other if folder.has('tokenizer.model') else ''}"
     )
+
+
+def end_of(folder: ModelFolder) -> int | None:
+    """The id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
+    token = _options(folder).pop("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    added = folder.json(WHOLE).get("added_tokens") if folder.has(WHOLE) else None
+    tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return next((each.get("id") for each in tokens if each.get("content") == token), None)
 
 
 def _chat_template(folder: ModelFolder) -> str:

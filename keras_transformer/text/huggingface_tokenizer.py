@@ -56,7 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        text, self._ids, self.has_mask, self.chat_template = _parsed(model)
+        text, self._ids, self.has_mask, self.chat_template, self.other_ends = _parsed(model)
         self._library = library_tokenizer(text)
         self.vocabulary_size = len(self._ids)
         own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
@@ -68,7 +68,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @classmethod
     def of(
-        cls, tokenizer: str, ids: Sequence[int], has_mask: bool = False, chat_template: str = ""
+        cls,
+        tokenizer: str,
+        ids: Sequence[int],
+        has_mask: bool = False,
+        chat_template: str = "",
+        other_ends: Sequence[int] = (),
     ) -> HuggingFaceTokenizer:
         """The vocabulary of a model.
 
@@ -77,12 +82,14 @@ class HuggingFaceTokenizer(Tokenizer):
             ids: for each of our ids, the id in the file. Several of ours may be one of the file's.
             has_mask: whether our id 4 is the mask.
             chat_template: how a chat becomes a text, in the language of Jinja; "" for a model that does not chat.
+            other_ends: the ids of ours besides 3 that end a text.
 
         Raises:
             ValueError, RequestError: see the class.
         """
         content = {"ids": [*ids], "has_mask": has_mask, "tokenizer": tokenizer}
         content |= {"chat_template": chat_template} if chat_template else {}
+        content |= {"other_ends": [*other_ends]} if other_ends else {}
         return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
     @cached_property
@@ -137,7 +144,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
-        kept = [self._ids[id] for id in map(int, ids) if id not in (PAD, START, END)]
+        kept = [self._ids[id] for id in map(int, ids) if id not in (PAD, START, END, *self.other_ends)]
         before = self._library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
@@ -244,13 +251,14 @@ def tokenizers_library() -> Any:
     return tokenizers
 
 
-def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
-    """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
+def _parsed(model: bytes) -> tuple[str, list[int], bool, str, tuple[int, ...]]:
+    """The text of the tokenizer.json, the ids, whether there is a mask, the template for chats, and further ends."""
     try:
         content = json.loads(model.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict) or {*content} - {"chat_template"} != {"ids", "has_mask", "tokenizer"}:
+    keys = {*content} - {"chat_template", "other_ends"} if isinstance(content, dict) else set()
+    if keys != {"ids", "has_mask", "tokenizer"}:
         raise ValueError("expected an object with ids, has_mask and tokenizer")
     text, ids, has_mask = content["tokenizer"], content["ids"], content["has_mask"]
     template = content.get("chat_template", "")
@@ -258,7 +266,10 @@ def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
         raise ValueError(f"expected a template for chats of at most {MAX_TEMPLATE:,} characters")
     if not isinstance(text, str) or type(has_mask) is not bool or not _are_ids(ids) or len(ids) <= END + has_mask:
         raise ValueError("expected the text of a tokenizer.json, and an id for each of ours")
-    return text, ids, has_mask, template
+    ends = content.get("other_ends", [])
+    if not _are_ids(ends) or not all(END < id < len(ids) for id in ends):
+        raise ValueError(f"expected ids of ours above {END} that end a text; received {ends!r:.60}")
+    return text, ids, has_mask, template, tuple(ends)
 
 
 def _are_ids(ids: object) -> bool:

@@ -51,7 +51,8 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 3}}, "rope_scaling: 'beta_fast'"),
         ({"rope_scaling": STRETCHED | {"low_freq_factor": 4.0}}, "high_freq_factor` must be greater than"),
         ({"rope_scaling": STRETCHED | {"original_max_position_embeddings": None}}, "'original_max_position_embeddi"),
-        ({"rope_scaling": None, "rope_parameters": [1]}, "expected an object"), ({"eos_token_id": [1, 2]}, "eos_token"),
+        ({"rope_scaling": None, "rope_parameters": [1]}, "expected an object"),
+        ({"eos_token_id": [1, 99]}, "'eos_token_id': expected whole numbers"),
         ({"attention_bias": True}, "attention_bias"), ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"tie_word_embeddings": True}, "expected lm_head.weight to be model.embed_tokens.weight"),
     ],
@@ -135,7 +136,7 @@ FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("tokenizer_config.json", {"additional_special_tokens": ["<sep>"]}, "'additional_special_tokens': .* '<sep>'"),
         ("added_tokens.json", {"<sep>": 160}, "'added_tokens.json': expected the sentinels of T5 alone"),
     ],
-    "llama": [(GENERATION, {"eos_token_id": [2, 5]}, "'eos_token_id': expected one id")],
+    "llama": [(GENERATION, {"eos_token_id": [2, 60]}, "'eos_token_id': expected whole numbers from 0 to 59; .*60")],
     "bert": [("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own")],
     "vit": [
         (PIXELS, {"size": {"height": 8, "width": 8}}, "'size': expected 6, as in config.json"),

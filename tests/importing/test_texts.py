@@ -15,6 +15,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
@@ -211,6 +212,55 @@ def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
     logits = np.array(generator.model({"ids": np.array([[first, *rest, *best.ids][:-1]])}))[0, len(rest) :]
     expected = sum(row[id] - np.log(np.exp(row).sum()) for row, id in zip(logits, best.ids, strict=True))
     assert log_prob == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_text_ends_at_the_first_of_several_ids(tmp_path, eagerly, capsys):
+    """Which of them the search knows changes nothing: the first, or the tokenizer's own."""
+    folder, run = write("llama", tmp_path / "model"), tmp_path / "run"
+    alone: Any = keras_transformer.import_huggingface(folder)
+    prompts, sampling = ["5 28 7", "9 30", "41"], SearchOptions(sampling=True, seed=3)
+    whole = [best for [best] in alone.search(prompts, GREEDY, max_tokens=9)]
+    drawn = [best for [best] in alone.generate(prompts, 40, sampling)]
+    end = whole[0].ids[3]
+    theirs = alone.tokenizer._ids[end]
+    change(folder, "generation_config.json", eos_token_id=[2, theirs, 59])
+    assert main(["import", str(folder), str(run)]) == 0
+    several = keras_transformer.load_generator(run)
+    assert several.tokenizer.other_ends == (end, SIZE + 1)
+    ends = {END, *several.tokenizer.other_ends}
+
+    def cut(ids: tuple[int, ...]) -> tuple[int, ...]:
+        places = [place for place, id in enumerate(ids, 1) if id in ends]
+        return ids[: places[0]] if places else ids
+
+    rows = [several.tokenizer.encode_text(prompt) for prompt in prompts]
+    for found in (several.search(prompts, GREEDY, max_tokens=9), several.generate(prompts, 9, GREEDY)):
+        assert [best.ids for [best] in found] == [cut(one.ids) for one in whole]
+        log_probs = several.log_probs(rows, [best.ids for [best] in found])
+        scores = [one / penalty(len(best.ids), 0.6) for one, [best] in zip(log_probs, found, strict=True)]
+        assert [best.score for [best] in found] == pytest.approx(scores, abs=1e-4)
+    assert len(cut(whole[0].ids)) <= 4 and len(whole[0].ids) == 9
+    assert "".join(several.stream(prompts[0], 9, GREEDY)) == several.text_of(cut(whole[0].ids)[:-1])
+    assert [best.ids for [best] in several.generate(prompts, 40, sampling)] == [cut(one.ids) for one in drawn]
+    with pytest.raises(RequestError, match=r"any of 3 ids ends a text .* received 2 beams"):
+        several.generate(prompts, 3, SearchOptions(num_beams=2))
+    assert main(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "out")]) == 2
+    assert "any of 3 ids ends a text" in capsys.readouterr().err
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    turn = {"id": theirs, "content": str(theirs), "special": True, **flags}
+    change(folder, "tokenizer.json", added_tokens=[turn])
+    change(folder, "tokenizer_config.json", eos_token={"content": str(theirs)})
+    again: Any = keras_transformer.import_huggingface(folder)
+    assert read_huggingface(folder).target.ids[END] == theirs and len(again.tokenizer.other_ends) == 2
+    [[best]] = again.generate(prompts[:1], 9, GREEDY)
+    assert theirs_of(again.tokenizer, best.ids) == theirs_of(several.tokenizer, list(cut(whole[0].ids)))
+
+
+@pytest.mark.parametrize("ends", [[2], [99], ["4"], 4])
+def test_ends_that_a_vocabulary_cannot_have_are_refused(ends):
+    content = json.loads(HuggingFaceTokenizer.of(byte_bpe().to_str(), range(60)).model)
+    with pytest.raises(ValueError, match="that end a text"):
+        HuggingFaceTokenizer(json.dumps({**content, "other_ends": ends}).encode())
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
