@@ -70,7 +70,7 @@ def reason_against_text(tokenizer: Tokenizer) -> str:
     content = json.loads(tokenizer.library.to_str())
     model = content["model"]
     if model["type"] != "WordPiece":
-        return f"the operators of runtimes are not proven to read and to join {model['type']} alike"
+        return f"no operators of runtimes read and join {model['type']} as the tokenizer does"
     parts = {name: (content[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer")}
     if parts != {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}:
         return f"its words are cut by {' and '.join(map(str, parts.values()))}, and only BERT's are known here"
@@ -103,7 +103,7 @@ def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
     }
     longest = model["max_input_chars_per_word"]
     unread = UNKNOWN, longest + 1  # a piece that makes its word unknown
-    pieces = {SPACE: unread}  # of a word that begins with an unknown character
+    pieces = {SPACE: unread}  # the beginning of a word whose first character is unknown
     for token, mark in zip(content["added_tokens"], marks, strict=True):
         rules[token["content"]] = f" {mark} "
         pieces[SPACE + mark] = tokenizer.own_id(token["id"]), 1

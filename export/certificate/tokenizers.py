@@ -1,4 +1,4 @@
-"""An artefact's tokenizer by itself: its ids are compared with SentencePiece's before anything is translated."""
+"""An artefact's tokenizer by itself: its ids are compared with the vocabulary's before anything is translated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from .rules import known_difference
 
 
 def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
-    """The probes as an artefact is given them, and SentencePiece's ids of them; none if it takes no text."""
+    """Texts as an artefact is given them, and their ids by the model's vocabulary; none if it takes no text.
+
+    They are the probes; for a vocabulary that is not SentencePiece's all texts but long ones.
+    """
     texts = expected.texts
     if artefact.takes != "text":
         return []
-    places = range(texts.num_long, texts.first_given)
+    is_own = all(one.is_sentencepiece for one in expected.tokenizers)
+    places = range(texts.num_long, texts.first_given if is_own else len(inputs))
     pairs = [
         (inputs[place], expected.pieces(place)) for place in places if not known_difference(artefact, texts, place)
     ]
