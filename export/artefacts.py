@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.decoding.search_options import Decoding as Decoding
-from keras_transformer.decoding.signatures import Signature, of_ids_alone
+from keras_transformer.decoding.signatures import Searching, Signature, of_ids_alone
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.making import make_model, model_config
@@ -22,6 +22,8 @@ from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_named, task_of
 from keras_transformer.text.tokenizer import Tokenizer, plain
 from keras_transformer.version import __version__
+
+from .word_pieces import reason_against_text
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -65,8 +67,13 @@ class TrainedRun:
     @property
     def signature(self) -> type[Signature]:
         """What its artefacts take and give."""
-        signature: Any = TASKS[self.pipeline.task].signature(self.pipeline.about())
-        return signature if all(one.is_sentencepiece for one in self.tokenizers) else of_ids_alone(signature)
+        return signature_of(self.pipeline.task, self.pipeline.about(), self.tokenizers)
+
+    @property
+    def reason_against_text(self) -> str:
+        """Why no artefact takes text, of a run that does; "" if some take it."""
+        signature = TASKS[self.pipeline.task].signature(self.pipeline.about())
+        return reason_of(signature, self.tokenizers)
 
     def decoding(self, n_best: int | None = None, **given: object) -> Decoding:
         """The options of a search, the model's own where none are given, or None is.
@@ -91,6 +98,22 @@ class TrainedRun:
             **({} if task == task_named(None, self.model.kind, about) else {"task": task}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
         }
+
+
+def signature_of(task: str, about: Mapping[str, str], tokenizers: Iterable[Tokenizer]) -> type[Signature]:
+    """What the artefacts of a run take and give: text too, if runtimes have what reads it as the vocabularies do."""
+    signature: Any = TASKS[task].signature(about)
+    return of_ids_alone(signature) if reason_of(signature, tokenizers) else signature
+
+
+def reason_of(signature: type[Signature], tokenizers: Iterable[Tokenizer]) -> str:
+    """Why no artefact of a signature takes the text of these vocabularies; "" if some take it."""
+    for tokenizer in tokenizers:
+        if reason := reason_against_text(tokenizer):
+            return reason
+        if issubclass(signature, Searching) and not tokenizer.is_sentencepiece:
+            return "no operator joins WordPiece"
+    return ""
 
 
 def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> TrainedRun:
@@ -269,14 +292,20 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
         for name, suffix, format, takes in known_files()
         for precision in PRECISIONS
     ]
-    takes_ids = RunFolder(folder).foreign_tokenizer.is_file()
+    is_foreign = RunFolder(folder).foreign_tokenizer.is_file()
     found = [
-        replace(artefact, takes="ids") if takes_ids and artefact.takes == "text" else artefact
+        replace(artefact, takes="ids") if is_foreign and lacks_text(artefact.path) else artefact
         for artefact in candidates
         if artefact.path.exists()
     ]
     halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
     return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]
+
+
+def lacks_text(path: Path) -> bool:
+    """Whether a path is a SavedModel that takes ids, which the name of its input tells."""
+    graph = path / "saved_model.pb"
+    return graph.is_file() and b"serving_default_text" not in graph.read_bytes()
 
 
 def known_files() -> Iterator[tuple[str, str, str, str]]:

@@ -153,7 +153,8 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
         )
     if refused := sorted({"ctranslate2", "huggingface"} & {*dict(plan)}):
         raise RequestError(f"{refused[0]} takes SentencePiece's pieces; this run has another vocabulary: leave it out")
-    say("left out: artefacts that take text: no runtime has an operator for this vocabulary; tokenizer.json is written")
+    if reason := run.reason_against_text:
+        say(f"left out: artefacts that take text: {reason}; tokenizer.json is written")
 
 
 def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:

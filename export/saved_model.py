@@ -15,9 +15,10 @@ from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import write_folder_whole
 from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
-from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.tokenizer import UNKNOWN
 
 from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
+from .word_pieces import WordPieces, read_by
 
 
 def export_saved_model(
@@ -89,21 +90,26 @@ def _ids_module(signature: Signature) -> Any:
 def _text_module(signature: Signature) -> Any:
     """A `tf.Module` with its signatures, a function for each name."""
     library, module = import_optional("tensorflow_text"), _module(signature)
+    reads = [*map(read_by, signature.pipeline.tokenizers)]
+    cleaning = *signature.cleaning, *reads[0].cleaning
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
     module.tokenizers = source, target = [
-        library.SentencepieceTokenizer(each.model, out_type=tf.int32, name=resource_name(each))
-        for each in signature.pipeline.tokenizers
+        library.SentencepieceTokenizer(each.model, out_type=tf.int32, name=resource_name(each.model)) for each in reads
     ]
     texts = partial(texts_of, target, signature.is_one_line)
 
+    def read(text: Tensor) -> Any:
+        pieces = pieces_in(source, text, cleaning)
+        return of_words(pieces, reads[0]) if isinstance(reads[0], WordPieces) else pieces
+
     def traced(function: Callable[..., Outputs]) -> Any:
         def answer(text: Tensor) -> Outputs:
-            return function(pieces_in(source, text, signature.cleaning), texts)
+            return function(read(text), texts)
 
         return tf.function(answer, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
 
     def ids_of(text: Tensor) -> dict[str, Tensor]:
-        pieces = pieces_in(source, text, signature.cleaning)
+        pieces = read(text)
         return {"ids": pieces.flat_values, "starts": pieces.row_splits}
 
     module.functions = {name: traced(function) for name, function in signature.signatures().items()}
@@ -112,9 +118,9 @@ def _text_module(signature: Signature) -> Any:
     return module
 
 
-def resource_name(tokenizer: Tokenizer) -> str:
+def resource_name(model: bytes) -> str:
     """A name for each vocabulary of its own: a process that loads two of the same name uses the first for both."""
-    return f"vocabulary_{hashlib.sha256(tokenizer.model).hexdigest()}"
+    return f"vocabulary_{hashlib.sha256(model).hexdigest()}"
 
 
 def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> Any:
@@ -123,6 +129,17 @@ def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]])
     for pattern, by in cleaning:
         text = tf.strings.regex_replace(text, pattern, by)
     return tokenizer.tokenize(text)
+
+
+def of_words(pieces: Any, read: WordPieces) -> Any:
+    """SentencePiece's ragged pieces (B, pieces) → our ragged ids (B, ids), one for an unknown word."""
+    flat = pieces.flat_values
+    begins, lengths = tf.gather(read.begins, flat), tf.gather(read.lengths, flat)
+    word = tf.cumsum(tf.cast(begins, tf.int32))
+    lengths = tf.gather(tf.math.unsorted_segment_sum(lengths, word, tf.size(word) + 1), word)
+    is_unknown = lengths > read.longest
+    ids = tf.where(is_unknown, UNKNOWN, tf.gather(read.ids, flat))
+    return tf.ragged.boolean_mask(pieces.with_flat_values(ids), pieces.with_flat_values(begins | ~is_unknown))
 
 
 def texts_of(tokenizer: Any, is_one_line: bool, ids: Tensor) -> Tensor:

@@ -119,6 +119,8 @@ def _modules(signature: Signature) -> Config:
 
 def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
     """Why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
+    if not source.is_sentencepiece:
+        return "LiteRT has no operator for WordPiece"
     if others := {source.model_type, target.model_type} - {"unigram"}:
         kinds = "BPE vocabularies" if "bpe" in others else "vocabularies of characters"
         return f"for {kinds} LiteRT's tokenizer gives other ids"

@@ -21,15 +21,16 @@ from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularie
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
-from keras_transformer.decoding.signatures import Searching, of_ids_alone
+from keras_transformer.decoding.signatures import Searching
 from keras_transformer.errors import RequestError, say
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
-from keras_transformer.tasks import TASKS, task_named
+from keras_transformer.tasks import task_named
+from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.tokenizer import Tokenizer
 
-from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in
+from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in, signature_of
 from .arrays import expected_arrays, stored_arrays
 from .contents import check_metadata, contents_of
 from .execution import device_notes, run_artefact, task_of
@@ -130,9 +131,8 @@ class KeptCertificate:
             self.beginning = [int(id) for id in json.loads(self.about.get("beginning", "[]"))]
             self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
-            signature: Any = TASKS[task].signature(self.about)
-            takes_text = not RunFolder(folder).foreign_tokenizer.is_file()
-            self.signature = signature if takes_text else of_ids_alone(signature)
+            foreign = RunFolder(folder).foreign_tokenizer
+            self.signature = signature_of(task, self.about, [load_tokenizer(foreign)] if foreign.is_file() else [])
         except RequestError:
             raise
         except UNREADABLE as error:

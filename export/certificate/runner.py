@@ -149,7 +149,7 @@ def check_tokenizer(loaded: Loaded, reads: Sequence[tuple[str, list[int]]]) -> N
         return
     for (text, expected), ids in zip(reads, loaded.read([text for text, _ in reads]), strict=True):
         if ids != expected:
-            raise WrongTokenizer(f"its tokenizer reads {text!r} as {ids}, and SentencePiece reads it as {expected}")
+            raise WrongTokenizer(f"its tokenizer reads {text!r} as {ids}, and the model's vocabulary as {expected}")
 
 
 def trials(answers: Run, task: Task, is_main: bool) -> Trials:

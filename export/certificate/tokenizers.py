@@ -1,10 +1,9 @@
-"""An artefact's tokenizer by itself: its ids are compared with SentencePiece's before anything is translated."""
+"""An artefact's tokenizer by itself: its ids are compared with the vocabulary's before anything is translated."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,15 @@ from .rules import known_difference
 
 
 def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
-    """The probes as an artefact is given them, and SentencePiece's ids of them; none if it takes no text."""
+    """Texts as an artefact is given them, and their ids by the model's vocabulary; none if it takes no text.
+
+    They are the probes; for a vocabulary that is not SentencePiece's all texts but long ones.
+    """
     texts = expected.texts
     if artefact.takes != "text":
         return []
-    places = range(texts.num_long, texts.first_given)
+    is_own = all(one.is_sentencepiece for one in expected.tokenizers)
+    places = range(texts.num_long, texts.first_given if is_own else len(inputs))
     pairs = [
         (inputs[place], expected.pieces(place)) for place in places if not known_difference(artefact, texts, place)
     ]
@@ -97,26 +100,27 @@ def cut_tokenizer(artefact: Artefact, folder: Path) -> Path | None:
 
 
 def cut_onnx(path: Path) -> bytes:
-    """The nodes of a graph from its input to its first tokenizer."""
+    """The nodes of a graph from its input to the ids of its first tokenizer, and where rows start in them."""
     onnx = import_optional("onnx")
     model = onnx.load(path, load_external_data=False)
     graph, kept = model.graph, []
-    before = list(takewhile(lambda node: node.op_type != "SentencepieceTokenizer", graph.node))
-    if len(before) == len(graph.node):
+    types = [node.op_type for node in graph.node]
+    if "SentencepieceTokenizer" not in types:
         raise BrokenArtefact("it takes text, and has no SentencepieceTokenizer")
-    tokenizer = graph.node[len(before)]
-    needed = {*tokenizer.input}
-    for node in reversed(before):
+    last = types.index("SentencepieceTokenizer")
+    names = [*graph.node[last].output[:2]]
+    if "Compress" in types:  # WordPiece's, see `of_words`
+        last = types.index("Compress")
+        names = [graph.node[last].output[0], graph.node[last - 1].output[0]]
+    needed = {*names}
+    for node in reversed(graph.node[: last + 1]):
         if needed & {*node.output}:
             kept.append(node)
             needed.update(node.input)
-    nodes = [*reversed(kept), tokenizer]
+    nodes = [*reversed(kept)]
     arrays = [array for array in graph.initializer if array.name in needed]
     kinds = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
-    outputs = [
-        onnx.helper.make_tensor_value_info(name, kind, [None])
-        for name, kind in zip(tokenizer.output[:2], kinds, strict=True)
-    ]
+    outputs = [onnx.helper.make_tensor_value_info(name, kind, [None]) for name, kind in zip(names, kinds, strict=True)]
     del graph.node[:], graph.initializer[:], graph.output[:], graph.value_info[:]
     graph.node.extend(nodes)
     graph.initializer.extend(arrays)

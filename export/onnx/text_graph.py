@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from keras_transformer.decoding.signatures import LINE_BREAKS
-from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
+from ..word_pieces import WordPieces, read_by
 from .graph import TEXT_DOMAIN, Graph, Value, element_type
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
@@ -37,10 +38,13 @@ def tokenized(
         max_length: the most pieces.
         closing: the id behind the pieces: the end id, or pad for none.
     """
-    for pattern, by in cleaning:
+    read = read_by(tokenizer)
+    for pattern, by in [*cleaning, *read.cleaning]:
         text = replaced(g, text, pattern, by)
     options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start id, no end id, not reversed
-    pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
+    pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=read.model)
+    if isinstance(read, WordPieces):
+        pieces, starts = of_words(g, pieces, starts, read)
     first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` each sentence begins
     last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
     lengths = g("Min", g("Sub", last, first), max_length)  # so a long line does not widen the whole batch
@@ -49,6 +53,25 @@ def tokenized(
     pieces = joined(g, pieces, np.array([PAD], "int32"))  # index -1 stands for pad
     ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
     return ids if closing == PAD else g("Where", g("Equal", places, lengths), np.int32(closing), ids)
+
+
+def of_words(g: Graph, pieces: Value, starts: Value, read: WordPieces) -> list[Value]:
+    """SentencePiece's pieces (N,) and the starts of rows in them (B + 1,) → our ids, one for an unknown word, and the
+    starts in these.
+    """
+    begins = g("Gather", read.begins, pieces)
+    ends = g("Pad", g("CumSum", g("Gather", read.lengths, pieces), 0), [1, 0])  # (N + 1,)
+    places = g("Squeeze", g("NonZero", begins), [0])  # (W,) where words begin
+    reached = g("Gather", ends, joined(g, places, size(g, pieces, 0)))  # (W + 1,)
+    lengths = g("Sub", g("Slice", reached, [1], [np.iinfo("int64").max]), g("Slice", reached, [0], [-1]))
+    word = g("Sub", g("CumSum", cast(g, begins, np.int64), 0), 1)  # (N,) the number of each piece's word
+    is_unknown = g("Greater", g("Gather", lengths, word), read.longest)
+    ids = g("Where", is_unknown, np.int32(UNKNOWN), g("Gather", read.ids, pieces))
+    is_kept = g("Or", begins, g("Not", is_unknown))
+    counts = g("Pad", g("CumSum", cast(g, is_kept, np.int64), 0), [1, 0])
+    # The certificate cuts a graph behind these two nodes.
+    starts = g("Gather", counts, starts)
+    return [g("Compress", ids, is_kept), starts]
 
 
 def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer, is_one_line: bool = True) -> Value:

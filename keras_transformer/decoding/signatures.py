@@ -240,7 +240,7 @@ class Signature:
 
 @cache
 def of_ids_alone(signature: type[Signature]) -> type[Signature]:
-    """The signature of a model whose vocabulary is not SentencePiece: no artefact takes its text."""
+    """The signature of a model whose vocabulary no runtime reads: no artefact takes its text."""
     return type(signature.__name__, (signature,), {"text_stem": "", "__doc__": signature.__doc__})
 
 

@@ -57,12 +57,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         text, self._ids, self.has_mask, self.chat_template, self.other_ends = _parsed(model)
-        self._library = library_tokenizer(text)
+        self.library = library_tokenizer(text)
         self.vocabulary_size = len(self._ids)
         own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
         # Some control ids of ours may be copies of one id. A text has the last of these, which a model reads and emits.
         self._ours = {self._ids[place]: place for place in (UNKNOWN, START, END)} | own
-        around = [*self._library.encode("a").ids]  # with a text inside, because start and end may be one id
+        around = [*self.library.encode("a").ids]  # with a text inside, because start and end may be one id
         self.has_start = around[:1] == [self._ids[START]] and self._ids[START] not in own
         self.has_end = len(around) > self.has_start and around[-1] == self._ids[END]
 
@@ -107,21 +107,21 @@ class HuggingFaceTokenizer(Tokenizer):
 
         Raises RequestError unless `lines` is a list of strings.
         """
-        rows = self._library.encode_batch([plain(line) for line in strings_of(lines)])
+        rows = self.library.encode_batch([plain(line) for line in strings_of(lines)])
         return [self._read(row.ids)[: -1 if self.has_end else None] for row in rows]
 
     def encode_masked(self, line: str) -> list[int]:
         """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
-        return self.encode([string_of(line).replace(MASK_PIECE, self._library.id_to_token(self._ids[MASK]))])[0]
+        return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self._ids[MASK]))])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text of any number of lines, without the start that the model puts before it."""
-        return self._read(self._library.encode(valid_unicode(string_of(text))).ids)
+        return self._read(self.library.encode(valid_unicode(string_of(text))).ids)
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         if not self.chat_template:
             return super().chat_text(messages)
-        start, end = (self._library.id_to_token(self._ids[place]) for place in (START, END))
+        start, end = (self.library.id_to_token(self._ids[place]) for place in (START, END))
         text = rendered(
             self.chat_template, messages=[*messages], add_generation_prompt=True, bos_token=start, eos_token=end
         )
@@ -134,7 +134,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def unread(self, line: str) -> list[str]:
         """The characters of a line that are read as unknown."""
         line, unknown = self.normalize(line), self._ids[UNKNOWN]
-        found = self._library.encode(line)
+        found = self.library.encode(line)
         spans = [span for id, span in zip(found.ids, found.offsets, strict=True) if id == unknown]
         return [char for first, last in spans for char in line[first:last]]
 
@@ -145,7 +145,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
         kept = [self._ids[id] for id in map(int, ids) if id not in (PAD, START, END, *self.other_ends)]
-        before = self._library.encode("a", add_special_tokens=False).ids
+        before = self.library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
     def is_ambiguous(self, text: str) -> bool:
@@ -165,25 +165,28 @@ class HuggingFaceTokenizer(Tokenizer):
         first = MASK + 1 if self.has_mask else END + 1
         return [b""] * first + [piece.replace(SPACE, " ").encode() for piece in self._spellings[first:]]
 
+    def own_id(self, id: int) -> int:
+        """Our id for one of the file's. Pad in a text is no padding, and ids that the model lacks are unknown."""
+        return self._ours.get(id, UNKNOWN)
+
     def _read(self, theirs: Sequence[int]) -> list[int]:
-        """Our ids. Pad in a text is no padding, and ids that the model lacks are unknown."""
-        return [self._ours.get(id, UNKNOWN) for id in theirs[self.has_start :]]
+        return [*map(self.own_id, theirs[self.has_start :])]
 
     def _text(self, theirs: Sequence[int]) -> str:
-        return self._library.decode(theirs, skip_special_tokens=True)
+        return self.library.decode(theirs, skip_special_tokens=True)
 
     @cached_property
     def _spellings(self) -> list[str]:
         control = [*CONTROL_PIECES, *([MASK_PIECE] if self.has_mask else [])]
-        tokens = [self._library.id_to_token(id) or f"<id {id}>" for id in self._ids[len(control) :]]
-        special = {token.content for token in self._library.get_added_tokens_decoder().values()}
+        tokens = [self.library.id_to_token(id) or f"<id {id}>" for id in self._ids[len(control) :]]
+        special = {token.content for token in self.library.get_added_tokens_decoder().values()}
         return control + [token if token in special else self._spelled(token) for token in tokens]
 
     def _spelled(self, token: str) -> str:
         """A token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
-        decoder = type(self._library.decoder).__name__
+        decoder = type(self.library.decoder).__name__
         if decoder == "ByteLevel":
-            text = self._library.decoder.decode([token])
+            text = self.library.decoder.decode([token])
             return token if NO_CHARACTER in text else text.replace(" ", SPACE)
         if decoder == "WordPiece":
             return token[2:] if token.startswith("##") else SPACE + token

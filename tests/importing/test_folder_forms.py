@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.artefacts import signature_of
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.text.tokenizer import END
@@ -133,4 +134,4 @@ def test_the_table_of_architectures_says_what_is_read(kind, tmp_path):
     assert f"`{imported.task}`" in row[2]
     vocabularies = [each.tokenizer for each in imported.vocabularies]
     assert ("SentencePiece" in row[3]) == any(each.is_sentencepiece for each in vocabularies)
-    assert ("text" in row[4]) == any(each.is_sentencepiece for each in vocabularies)
+    assert ("text" in row[4]) == bool(signature_of(imported.task, {"labels": ""}, vocabularies).text_stem)
