@@ -36,6 +36,7 @@ from keras_transformer.text.lines import read_lines
 SHAPES: dict[str, dict[str, int]] = {
     "opus": {"d_model": 512, "layers": 6, "attention_heads": 8, "ffn_dim": 2048, "vocab_size": 58_101},
     "nllb": {"d_model": 1024, "layers": 12, "attention_heads": 16, "ffn_dim": 4096, "vocab_size": 256_206},
+    "small": {"d_model": 16, "layers": 1, "attention_heads": 2, "ffn_dim": 16, "vocab_size": 206},
 }
 TAGS = ("deu_Latn", "eng_Latn", "fra_Latn")
 # What is exported: SavedModel's own precisions are float32 and float16.
@@ -97,8 +98,8 @@ def vocabulary_of(text: Path, size: int) -> bytes:
 
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=islice(read_lines(text), 20_000), model_writer=file, vocab_size=4_000, minloglevel=2,
-        hard_vocab_limit=False, byte_fallback=False, unk_id=0, bos_id=1, eos_id=2,
+        sentence_iterator=islice(read_lines(text), 20_000), model_writer=file, minloglevel=2,
+        vocab_size=min(4_000, size // 2), hard_vocab_limit=False, byte_fallback=False, unk_id=0, bos_id=1, eos_id=2,
     )  # fmt: skip
     model = proto.ModelProto.FromString(file.getvalue())  # type: ignore[attr-defined]
     for number in range(size - len(model.pieces)):
@@ -162,7 +163,7 @@ def ids_of_marian(model: bytes, pad: int) -> dict[str, int]:
 
 def rows_of(arguments: argparse.Namespace, folder: Path, run: Path) -> Iterator[Row]:
     """The commands of the road, in their order."""
-    languages = ["--source-language", "eng_Latn", "--target-language", "deu_Latn"] if arguments.shape == "nllb" else []
+    languages = ["--source-language", "eng_Latn", "--target-language", "deu_Latn"] if arguments.shape != "opus" else []
     search, (source, reference) = [*languages, "--max-length", "20", "--beams", "4"], files_of_few(run)
     pair = ["--source", str(arguments.text), "--target", str(arguments.references)]
     tuning = ["--steps", "50", "--token-budget", str(arguments.token_budget), "--bleu-sentences", "0"]

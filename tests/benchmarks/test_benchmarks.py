@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks import decode, family, lengths, multi30k, weights
 from keras_transformer.errors import RequestError
+from tests import tiny_text
 from tests.models.variants import make_model
 from tests.training.runs import ROOT, run_module
 
@@ -197,3 +199,17 @@ def test_multi30k_has_a_search_for_each_figure_unless_one_is_asked_for(monkeypat
     multi30k.main()
     figures = json.loads(capsys.readouterr().out)
     assert searches[2:] == [(2, 1.5)] and figures["bleu"] < 100 and figures["sentences"] == 1
+
+
+@LONG
+@PARITY
+def test_the_road_of_a_model_goes_from_its_folder_to_a_certified_export(tmp_path):
+    pytest.importorskip("transformers"), pytest.importorskip("torch")
+    for name, number in (("text", 1), ("references", 2)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in tiny_text.lines(number, 60)), encoding="utf-8")
+    files = ["--text", str(tmp_path / "text"), "--references", str(tmp_path / "references")]
+    only = "import|again|evaluate|fine|onnx float32"
+    printed = run_module(tmp_path, "benchmarks.road", "--shape", "small", *files, "--lines", "4", "--only", only)
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if re.match(r"\| \w[^|]* \| -?\d", line)]
+    names = ["import", "translate, again", "evaluate", "fine-tune", "export onnx float32"]
+    assert [row[:2] for row in rows] == [[name, "0"] for name in names], (tmp_path / "road" / "log.txt").read_text()
