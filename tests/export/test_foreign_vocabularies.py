@@ -43,19 +43,21 @@ NORMALIZERS = {
 HARD_TEXTS = [
     *[text for text in ODD_TEXTS if "\0" not in text], *LINES, "a" * 99, "a" * 100, "a" * 101, "das" * 60,
     "[MASK] in[MASK]side [CLS][SEP]x [UNK] [mask] [MASK", "[[MASK]]", "[PAD]", "ΑΣ ὈΔΥΣΣΕΎΣ İIı", "Straße ẞ",
-    "한국어 힣각 中a国b",
+    "한국어 힣각 中a国b", " ".join(word_pieces.PRIVATE[:12]), "a.b.c",
     "▁the ▁ the▁ ▁▁", "##the # #", "a\u0301\u0327b \ue000 \ue001a \U000f0000", "$5.00 + 3^2 = `a` ~b~ |c|",
 ]  # fmt: skip
 
 
 def vocabulary(**options: bool) -> HuggingFaceTokenizer:
-    """WordPiece with these options of BERT's normalizer, our ids not in its order."""
+    """WordPiece with these options of BERT's normalizer, our ids not in its order, and a piece that no word has."""
     words = tokenizers.BertWordPieceTokenizer(**options)
     text = [*LINES, "▁▁ the▁ ▁the", "\ue000 \ue001 \ufffd", "über Über"]
     words.train_from_iterator(text, vocab_size=400, special_tokens=[*SPECIAL], show_progress=False)
     sides = [(token, words.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
     words._tokenizer.post_processor = tokenizers.processors.BertProcessing(*sides)
-    return of(words._tokenizer)
+    content = json.loads(words._tokenizer.to_str())
+    content["model"]["vocab"]["##."] = len(content["model"]["vocab"])
+    return of(tokenizers.Tokenizer.from_str(json.dumps(content)))
 
 
 def of(whole: Any) -> HuggingFaceTokenizer:
