@@ -16,6 +16,7 @@ from export.onnx.graph import Model, ValueInfo, write_model
 from export.onnx.recorded import PRECISION
 from export.onnx.recorder import Recorder, model_of
 from keras_transformer import ops
+from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.tasks.translation.pipeline import Translator
 from tests.golden.onnx_file import outputs_of
 from tests.golden.onnx_file import session_of as session
@@ -26,7 +27,7 @@ __all__ = ["keep_threads", "of", "computed", "outputs_of", "recorded", "run_of",
 def run_of(model, beginning: Sequence[int] = ()) -> TrainedRun:
     """A run without vocabularies, for graphs that take ids; its translations begin with these ids."""
     tokenizer: Any = SimpleNamespace(is_sentencepiece=True, encode=lambda texts: [[*beginning] for _ in texts])
-    return TrainedRun(Translator(model, tokenizer), "en-de", "tiny")
+    return TrainedRun(Translator(KerasDecoder(*getattr(model, "models", [model])), tokenizer), "en-de", "tiny")
 
 
 def of(model, folder):

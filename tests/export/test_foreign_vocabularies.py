@@ -32,7 +32,7 @@ FORMATS = {
     ("bert-labels", "saved_model"): {"saved_model": "text"},
 }
 SAID = {
-    "gpt2": "left out: artefacts that take text: no operators of runtimes read and join BPE",
+    "gpt2": "left out: artefacts that take text: no operators of runtimes read and join WordLevel",
     "tflite": "tflite/embed_text.tflite is left out: LiteRT has no operator for WordPiece",
 }
 # Options of BERT's normalizer. A vocabulary that keeps all characters has SentencePiece's sign for a space.
