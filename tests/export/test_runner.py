@@ -46,8 +46,8 @@ def task_for(artefact: Artefact, texts: list[Any], **changed: Any) -> Any:
         "paths": [str(path) for path in artefact.paths], "format": artefact.format, "takes": artefact.takes,
         "input": "source_ids", "gpu": False, "threads": 1, "texts": texts, "num_alone": 64, "alone_seconds": 5.0,
         "num_first": 0, "num_long": 0, "num_few": 64, "batch_size": 32, "pad_columns": 16, "reads": [],
-        "tokenizer": None, "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0, "beginning": [],
-        **changed,
+        "tokenizer": None, "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0,
+        "beginning": [], **changed,
     }  # fmt: skip
 
 

@@ -267,8 +267,9 @@ def check(path: Path, folder: Folder, texts: list[str]) -> None:
     assert len({*map(tuple, expected)}) > 1
     for (best,), row in zip(found, expected, strict=True):
         assert [ids[id] for id in best.ids][: LONGEST - 1] == row
-        text = folder.tokenizer.decode([ids[id] for id in best.ids], skip_special_tokens=True)
-        assert re.sub(r" ?<extra_id_\d+>", "", best.text).strip() == text.removesuffix("</s>").strip()
+        if imported.config["source_vocabulary_size"] is None:  # theirs takes special ids of the source out of a target
+            text = folder.tokenizer.decode([ids[id] for id in best.ids], skip_special_tokens=True)
+            assert re.sub(r" ?<extra_id_\d+>", "", best.text).strip() == text.strip()
     banned = [[id] for id in sorted(never)]
     options: Any = {"num_beams": NUM_BEAMS, "length_penalty": 0.0, "max_new_tokens": LONGEST, "bad_words_ids": banned}
     search: Any = {"num_beams": NUM_BEAMS, "length_penalty": 0.0, "max_length": LONGEST, "split": "off"}
