@@ -32,13 +32,18 @@ HEADS: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads"
 BART = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
-def byte_bpe(size: int = 420, special: Sequence[str] = ("<|endoftext|>",), alphabet: bool = True) -> Any:
+def byte_bpe(
+    size: int = 420,
+    special: Sequence[str] = ("<|endoftext|>",),
+    alphabet: bool = True,
+    text: Sequence[str] = LINES,
+) -> Any:
     """Byte-level BPE, with all bytes unless `alphabet` is false."""
     whole = tokenizers.Tokenizer(tokenizers.models.BPE())
     whole.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     whole.decoder = tokenizers.decoders.ByteLevel()
     letters = tokenizers.pre_tokenizers.ByteLevel.alphabet() if alphabet else []
-    text = LINES if alphabet else LINES[:80]
+    text = text if alphabet else LINES[:80]
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=[*special], initial_alphabet=letters, show_progress=False
     )
@@ -46,16 +51,16 @@ def byte_bpe(size: int = 420, special: Sequence[str] = ("<|endoftext|>",), alpha
     return whole
 
 
-def word_piece(size: int = 300) -> Any:
+def word_piece(size: int = 300, text: Sequence[str] = LINES) -> Any:
     """BERT's WordPiece in lower case."""
     words = tokenizers.BertWordPieceTokenizer(lowercase=True)
-    words.train_from_iterator(LINES, vocab_size=size, special_tokens=[*SPECIAL], show_progress=False)
+    words.train_from_iterator(text, vocab_size=size, special_tokens=[*SPECIAL], show_progress=False)
     sides = [(token, words.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
     words._tokenizer.post_processor = tokenizers.processors.BertProcessing(*sides)
     return words._tokenizer
 
 
-def piece_bpe(size: int = 420) -> Any:
+def piece_bpe(size: int = 420, text: Sequence[str] = LINES[:80]) -> Any:
     """BPE with `▁` for spaces and bytes for other characters, and a start before each text, as Llama 2 has it."""
     whole = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     whole.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -65,7 +70,7 @@ def piece_bpe(size: int = 420) -> Any:
     )
     special = ["<unk>", "<s>", "</s>"]
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
-    whole.train_from_iterator(LINES[:80], trainer)
+    whole.train_from_iterator(text, trainer)
     content = json.loads(whole.to_str())
     vocab = content["model"]["vocab"]
     first = len(vocab)
@@ -76,41 +81,45 @@ def piece_bpe(size: int = 420) -> Any:
 
 
 def _saved(folder: Path, model: Any, tokenizer: Any, **names: str) -> Any:
-    """Writes a model of transformers and its tokenizer into a folder, with weights far from their start."""
+    """Writes a model of transformers and its tokenizer into a folder, with weights far from their start; the wider the
+    model, the smaller.
+    """
     import torch
     import transformers
 
     torch.manual_seed(1)
+    spread = 1.6 * model.config.hidden_size**-0.5
     for name, tensor in model.named_parameters():
         is_norm = "norm" in name.lower() or "ln_" in name
-        tensor.data.copy_(is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4))
+        factor = -1 if name == "model.decoder.layers.0.final_layer_norm.weight" else 4 if "encoder_attn." in name else 1
+        values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else spread)
+        tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
     model.eval().save_pretrained(str(folder))
     fast: Any = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     fast.save_pretrained(str(folder))
     return model
 
 
-def gpt2(folder: Path) -> Any:
+def gpt2(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     """GPT-2, whose tokenizer puts nothing before a text."""
     import transformers
 
-    tokenizer = byte_bpe()
+    tokenizer = tokenizer or byte_bpe()
     end = tokenizer.token_to_id("<|endoftext|>")
-    sizes: Any = {"n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    sizes: Any = {"n_positions": 128, "n_embd": width, "n_layer": 1 + (width > 16), "n_head": 2}
     ids: Any = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     config = transformers.GPT2Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **ids)
     model = transformers.GPT2LMHeadModel(config)
     return _saved(folder, model, tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
 
 
-def llama(folder: Path) -> Any:
+def llama(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     """Llama, whose tokenizer puts a start before a text."""
     import transformers
 
-    tokenizer = piece_bpe()
-    sizes: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = tokenizer or piece_bpe()
     options: Any = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128, "pad_token_id": 2}
-    config = transformers.LlamaConfig(vocab_size=tokenizer.get_vocab_size(), **sizes, **options)
+    config = transformers.LlamaConfig(vocab_size=tokenizer.get_vocab_size(), **sizes_of(width), **options)
     return _saved(folder, transformers.LlamaForCausalLM(config), tokenizer, bos_token="<s>", eos_token="</s>")
 
 
@@ -131,23 +140,29 @@ def unigram(size: int = 200) -> Any:
     return whole
 
 
-def encoder(kind: str, tokenizer: Callable[[], Any], special: Sequence[str]) -> Callable[[Path], Any]:
+def sizes_of(width: int) -> Any:
+    """The sizes of a model of one layer, or of two if it is wide."""
+    sizes = {"hidden_size": width, "intermediate_size": 3 * width // 2, "num_attention_heads": 2}
+    return {**sizes, "num_hidden_layers": 1 + (width > 16)}
+
+
+def encoder(kind: str, make_tokenizer: Callable[[], Any], special: Sequence[str]) -> Callable[..., Any]:
     """A maker of an encoder with a head for masked tokens.
 
     Args:
         kind: what transformers' classes are called.
-        tokenizer: makes the tokenizer.
+        make_tokenizer: makes the tokenizer, unless one is given.
         special: its pad, unknown, start, end and mask.
     """
 
-    def make(folder: Path) -> Any:
+    def make(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
         import transformers
 
-        cut = tokenizer()
+        cut = tokenizer or make_tokenizer()
         ids = dict(zip(("pad", "unk", "cls", "sep", "mask"), special, strict=True))
-        sizes: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes = sizes_of(width)
         if kind == "DistilBert":
-            sizes = {"dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+            sizes = dict(zip(("dim", "hidden_dim", "n_heads", "n_layers"), sizes.values(), strict=True))
         config = getattr(transformers, f"{kind}Config")(
             vocab_size=cut.get_vocab_size(),
             max_position_embeddings=128,
@@ -160,21 +175,21 @@ def encoder(kind: str, tokenizer: Callable[[], Any], special: Sequence[str]) -> 
     return make
 
 
-def byte_bpe_with_ends() -> Any:
+def byte_bpe_with_ends(size: int = 420, text: Sequence[str] = LINES) -> Any:
     """RoBERTa's and BART's."""
-    whole = byte_bpe(special=BART)
+    whole = byte_bpe(size, BART, text=text)
     whole.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
     return whole
 
 
-def bart(folder: Path) -> Any:
+def bart(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     """BART, forced to begin with its start."""
     import transformers
 
-    tokenizer = byte_bpe_with_ends()
-    config = transformers.BartConfig(
-        vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, **SIZES, **HEADS
-    )
+    tokenizer = tokenizer or byte_bpe_with_ends()
+    wider: Any = {"d_model": width, "encoder_ffn_dim": 3 * width // 2, "decoder_ffn_dim": 3 * width // 2}
+    sizes: Any = {**SIZES, **wider, **HEADS}
+    config = transformers.BartConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, **sizes)
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), BART, strict=True))
     model: Any = transformers.BartForConditionalGeneration(config)
     model.generation_config.forced_bos_token_id = 0
@@ -182,10 +197,10 @@ def bart(folder: Path) -> Any:
 
 
 ROBERTA = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-ENCODERS: dict[str, Callable[[Path], Any]] = {
+ENCODERS: dict[str, Callable[..., Any]] = {
     "bert": encoder("Bert", word_piece, SPECIAL),
     "roberta": encoder("Roberta", byte_bpe_with_ends, ROBERTA),
     "xlm-roberta": encoder("XLMRoberta", unigram, ROBERTA),
     "distilbert": encoder("DistilBert", word_piece, SPECIAL),
 }
-FOLDERS: dict[str, Callable[[Path], Any]] = {"gpt2": gpt2, "llama": llama, "bart": bart, **ENCODERS}
+FOLDERS: dict[str, Callable[..., Any]] = {"gpt2": gpt2, "llama": llama, "bart": bart, **ENCODERS}
