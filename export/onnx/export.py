@@ -17,6 +17,7 @@ from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.options import Config
+from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
+PREFIX = ValueInfo("prefix_ids", np.int32, ["batch", "prefix"])
 LIMIT = ValueInfo("limit", np.int32, ["batch"])
 TOKENS, INDEX = ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])
 BIAS = ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"])
@@ -182,15 +184,16 @@ def export_onnx(
 
 
 def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:
-    """Writes one of the graphs, see `graphs_of`; the one with a search gives `decoding.n_best` hypotheses.
-    Several runs have only "translate".
+    """Writes one of the graphs, see `graphs_of`; the one with a search gives `decoding.n_best` hypotheses. That of a
+    model between many languages takes prefixes, so that one graph serves all. Several runs have only "translate".
 
     Raises:
         Unwritable: a part of the model computes what has no form in ONNX here.
     """
     require_recordable(run.model)
-    if name == run.signature.ids_stem and decoding.n_best != 1:
-        model = translate_model(run, decoding, precision, with_n_best=True)
+    has_list, has_prefix = decoding.n_best != 1, bool(getattr(run.pipeline, "language_tags", None))
+    if name == run.signature.ids_stem and (has_list or has_prefix):
+        model = translate_model(run, decoding, precision, has_list, has_prefix)
     else:
         model = graphs_of(run.signature)[name](run, decoding, precision)
     return write_model(path, model, run.metadata(decoding, precision))
@@ -259,29 +262,39 @@ def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     return model_of(r, [given], outputs)
 
 
-def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False) -> Model:
+def translate_model(
+    run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False, with_prefix: bool = False
+) -> Model:
     """A translator of ids: `source_ids` (batch, source) int32 → `target_ids` (batch, target) int32, `score` (batch,).
 
     Args:
         run, decoding, precision: as for `export_onnx`.
         with_n_best: adds the outputs `n_best_ids` (batch, n_best, target) and `n_best_scores` (batch, n_best), the best
             first. If fewer hypotheses exist, the other rows are pad, with the score -inf.
+        with_prefix: adds the input `prefix_ids` (batch, prefix) int32, with which translations begin in place of the
+            run's own beginning; 0 leaves a position free.
     """
-    if not with_n_best:
+    if not (with_n_best or with_prefix):
         return ids_model(run, decoding, precision)
     r: Recorder = recorder_of(run.model, precision)
-    signature: Any = run.signature(run.pipeline, run.model, decoding)
+    translator: Any = run.pipeline
+    decoding = decoding if with_n_best else decoding.one_best()
     with ops.on(r):
-        ids, scores = signature.search(_with_a_column(r.input(SOURCE)), decoding)
+        source_ids = _with_a_column(r.input(SOURCE))
+        prefix_ids = r.input(PREFIX) if with_prefix else beginnings(translator.beginning, source_ids)
+        ids, scores = translate_ids(run.model, source_ids, decoding, prefix_ids=prefix_ids)
         ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
         scores = scores[:, :size]
         outputs = [
             (ValueInfo("target_ids", np.int32, ["batch", "target"]), ids[:, 0]),
             (ValueInfo("score", np.float32, ["batch"]), scores[:, 0]),
-            (ValueInfo("n_best_ids", np.int32, ["batch", size, "target"]), ids),
-            (ValueInfo("n_best_scores", np.float32, ["batch", size]), scores),
         ]
-    return model_of(r, [SOURCE], outputs)
+        if with_n_best:
+            outputs += [
+                (ValueInfo("n_best_ids", np.int32, ["batch", size, "target"]), ids),
+                (ValueInfo("n_best_scores", np.float32, ["batch", size]), scores),
+            ]
+    return model_of(r, [SOURCE, *([PREFIX] if with_prefix else [])], outputs)
 
 
 def _with_a_column(ids: Recorded) -> Recorded:

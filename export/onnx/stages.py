@@ -18,7 +18,7 @@ from onnx import helper
 
 from keras_transformer import ops
 from keras_transformer.lengths import longest
-from keras_transformer.tasks.translation.signature import translate_ids
+from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 
 from ..artefacts import Decoding, TrainedRun
 from .export import SOURCE
@@ -57,7 +57,8 @@ def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[st
         most = r.num_positions if decoding.max_length is None else min(decoding.max_length, r.num_positions)
         length = ops.minimum(longest(ids.sizes[1]), most)
         r.axes = {r.shape(ids)[0].name: "batch", length.name: "length"}
-        ids, scores = translate_ids(run.model, ids, decoding, max_length=length, beginning=translator.beginning)
+        prefix_ids = beginnings(translator.beginning, ids)
+        ids, scores = translate_ids(run.model, ids, decoding, max_length=length, prefix_ids=prefix_ids)
         return r.models({"ids": ids, "scores": scores})
 
 

@@ -100,7 +100,7 @@ class OnnxDecoder(Decoder):
             if name == "advance":
                 return self._in_stages(arrays.source_ids, options.n_best)
             names = BEST if options.n_best == 1 else N_BEST
-            ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
+            ids, scores = run(self._session("translate"), names, self._feeds(arrays.source_ids, arrays.prefix_ids))
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
         return Found(*self._by_halves(arrays, options))
 
@@ -117,10 +117,20 @@ class OnnxDecoder(Decoder):
 
     def _begins_as(self, prefix_ids: np.ndarray) -> bool:
         """Whether translations are to begin as the search inside the translator makes them begin, and go on freely."""
+        if self._takes_prefix():
+            return True
         own = np.array(self.beginning, prefix_ids.dtype)
         return np.array_equal(prefix_ids[:, : len(own)], np.tile(own, (len(prefix_ids), 1))) and not np.any(
             prefix_ids[:, len(own) :]
         )
+
+    def _takes_prefix(self) -> bool:
+        return any(given.name == "prefix_ids" for given in self._session("translate").get_inputs())
+
+    def _feeds(self, source_ids: np.ndarray, prefix_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What the translator takes."""
+        prefix = {"prefix_ids": prefix_ids.astype("int32")} if self._takes_prefix() else {}
+        return {"source_ids": source_ids, **prefix}
 
     def _searching(self) -> str:
         """What does the search inside the translator: "translate", or "advance" in stages on a GPU."""
@@ -236,7 +246,8 @@ class OnnxDecoder(Decoder):
             ids, scores, listed = found.ids[:, 0], found.scores[:, 0], [found.ids, found.scores]
         else:
             names = [*BEST, *(N_BEST if self._has_list() else [])]
-            ids, scores, *listed = run(self._session("translate"), names, {"source_ids": source_ids})
+            own = np.tile(self.beginning, (len(source_ids), 1))
+            ids, scores, *listed = run(self._session("translate"), names, self._feeds(source_ids, own))
         if ids.ndim != 2 or not len(ids) == scores.size == len(probes):
             raise Differs(f"expected {len(probes)} translations; received {ids.shape} ids and {scores.shape} scores")
         rows = [[pair] for pair in zip(ids, scores, strict=True)]

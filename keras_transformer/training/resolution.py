@@ -27,7 +27,8 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
 # Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
 USUAL_PEAK = 5e-5
-SHORTER = 4  # and as part of the steps that as many pairs take from random weights
+# Such a model is tuned for so many times fewer steps than as many pairs take from random weights.
+FEWER_STEPS = 4
 
 
 def settings_and_corpus(
@@ -221,7 +222,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
     inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
     if num_pairs and not stored:
-        steps = AUTO_ROWS[auto_row(num_pairs)]["steps"] // SHORTER
+        steps = AUTO_ROWS[auto_row(num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
     settings = resolve({**given, **sizes}, recipe, inherited, num_pairs)
     asked = {*given, *sizes}

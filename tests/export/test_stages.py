@@ -17,7 +17,7 @@ from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, 
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, Graphs
-from keras_transformer.tasks.translation.signature import translate_ids
+from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import END, START
 from tests.export.on_cuda import as_on_cuda
 from tests.export.sessions import of, run_of
@@ -80,7 +80,7 @@ def test_the_stages_find_what_the_loop_inside_finds_and_a_gpu_could_capture_a_st
     whole = of(translate_model(run_of(model, beginning), decoding, "float32", with_n_best=True), tmp_path)
     found = search.search(SOURCES)
     if beginning:
-        expected = translate_ids(model, SOURCES, decoding, beginning=beginning)
+        expected = translate_ids(model, SOURCES, decoding, prefix_ids=beginnings(beginning, SOURCES))
         assert_same(found, [ops.convert_to_numpy(one) for one in expected])
         assert {(*row[: len(beginning)],) for row in found[0][[0, 2], 0].tolist()} == {beginning}
     assert_same(found, whole.run(["n_best_ids", "n_best_scores"], {"source_ids": SOURCES}))

@@ -249,6 +249,12 @@ def test_commands_name_the_languages(tmp_path, eagerly, monkeypatch, capsys):
     for engine in ("keras", "onnx"):
         code, out, _ = answer("--source-language", "en", "--target-language", "de", "--engine", engine)
         assert code == 0 and out.splitlines() == expected
+    graphs = {*(tmp_path / "run").rglob("*.onnx")}
+    for source, target in (("de", "ast"), ("ast", "en")):
+        others = translator.between(source, target).translate(lines, max_length=6)
+        code, out, _ = answer("--source-language", source, "--target-language", target, "--engine", "onnx")
+        assert code == 0 and out.splitlines() == others
+    assert len(graphs) == 1 and {*(tmp_path / "run").rglob("*.onnx")} == graphs, "one graph serves all languages"
     code, _, told = answer("--source-language", "en")
     assert code == 2 and "this model translates between 3 languages, such as de, en, ast: name those" in told
     assert "by --target-language" in told

@@ -111,7 +111,7 @@ class Translator(Pipeline):
     @property
     def direction(self) -> Direction:
         """The tags of the languages, which an export knows. Raises RequestError if they are needed and not chosen."""
-        if self.decoder.source_tags:
+        if self.decoder.source_tags and not self.language_tags:
             return Direction(self.decoder.source_tags, self.decoder.beginning)
         return direction_of(self.learned_text, self.language_tags, self.source_tokenizer)
 

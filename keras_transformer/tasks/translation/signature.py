@@ -54,14 +54,15 @@ class Translation(Searching):
         """With the tag of the source's language, where there are pieces."""
         if not (tags := self.pipeline.direction.source):
             return ids
-        rows = ops.concatenate([ops.zeros((ops.shape(ids)[0], 1), "int32") + np.array(tags, "int32"), ids], axis=1)
+        rows = ops.concatenate([beginnings(tags, ids), ids], axis=1)
         return ops.where(ids[:, :1] == END, ops.pad(ids, [[0, 0], [0, len(tags)]]), rows)
 
     def ids_of(self, pieces: object) -> Tensor:
         return self.opened(with_end(pieces))
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        return translate_ids(self.model, ids, decoding, self.index_dtype, beginning=self.pipeline.beginning)
+        prefix_ids = beginnings(self.pipeline.beginning, ids)
+        return translate_ids(self.model, ids, decoding, self.index_dtype, prefix_ids=prefix_ids)
 
     @classmethod
     def most_read(cls, model: FamilyModel) -> int:
@@ -128,13 +129,20 @@ class Translated(Searched):
         return Begun(model.step, cache)
 
 
+def beginnings(beginning: Sequence[int], source_ids: Tensor) -> Tensor | None:
+    """The ids (P,) with which all translations begin, for each source (B, S): (B, P) int32; None if there are none."""
+    if not beginning:
+        return None
+    return ops.zeros((ops.shape(source_ids)[0], 1), "int32") + np.array(beginning, "int32")
+
+
 def translate_ids(
     model: Transformer,
     source_ids: Tensor,
     decoding: Decoding,
     index_dtype: str | None = None,
     max_length: Tensor | None = None,
-    beginning: Sequence[int] = (),
+    prefix_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The translator's search, from ids to ids.
 
@@ -144,7 +152,7 @@ def translate_ids(
         decoding: the options of the search.
         index_dtype: as for `beam_search`.
         max_length: L, at least and by default the limit of the batch's longest sentence.
-        beginning: the ids with which each translation is made to begin.
+        prefix_ids: as for `beam_search`.
 
     Returns:
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
@@ -154,10 +162,9 @@ def translate_ids(
     limits = limits_of(source_ids, decoding.max_length)
     max_length = longest_of(limits) if max_length is None else max_length
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
-    first = ops.zeros((ops.shape(source_ids)[0], 1), "int32") + np.array(beginning, "int32") if beginning else None
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
-        model.step, cache, limits, num_beams, length_penalty, max_length, first, n_best, index_dtype=index_dtype,
+        model.step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best, index_dtype=index_dtype,
         num_control_ids=model.num_control_ids,
     )  # fmt: skip
 

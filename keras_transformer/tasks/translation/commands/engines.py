@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 from keras_transformer.commands import export_module, graph_cache
 from keras_transformer.commands.graph_cache import (
     TrainedRun,
-    digest,
     folder_of,
     graphs_for,
     may_use_keras,
@@ -27,7 +27,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
 from keras_transformer.machine import num_cores
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.languages import SIDES
 from keras_transformer.tasks.translation.pipeline import translator_of
 from keras_transformer.text.lines import read_lines
@@ -46,7 +46,6 @@ def graphs_of(
     precision: str,
     with_halves: bool,
     with_stages: bool = False,
-    sides: Sequence[str | None] = (),
 ) -> Graphs:
     """Where the graphs for these options belong; they need not be there yet.
 
@@ -56,7 +55,6 @@ def graphs_of(
         precision: the precision of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
         with_stages: whether the translator's search is needed in stages too.
-        sides: the languages of source and target that the command names.
     """
     folder = folder_of(runs)
     if with_halves:
@@ -64,7 +62,6 @@ def graphs_of(
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
-    search += f"-between{digest(sides)}" if any(sides) else ""
     translate, *stages = (folder / file_name(f"{name}-{search}", precision) for name in ("translate", *STAGES))
     return Graphs(translate, None, None, *(stages if with_stages else ()))
 
@@ -81,7 +78,8 @@ def write(
 
     Args:
         trained: what is written.
-        graphs, options, precision, sides: see `graphs_of`.
+        graphs, options, precision: see `graphs_of`.
+        sides: the languages of source and target of the probes.
         run: the run that keeps them; its validation text gives probes.
 
     Raises:
@@ -90,7 +88,8 @@ def write(
         JobError: the model's weights hold NaN or infinity.
     """
     onnx, artefacts = export_module("onnx"), export_module("artefacts")
-    trained = artefacts.between(trained, *sides)
+    # A graph that serves all languages names those alone that the run means where none are named.
+    trained = replace(artefacts.between(trained, *sides), languages=trained.languages)
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     stages = {name: path for name, path in graphs.present() if name in STAGES}
     for name, path in graphs.present():
@@ -167,14 +166,15 @@ def chosen_decoder(
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
         return chosen_onnx(arguments, ExportFolder(run.path).graphs(arguments.precision))
     precision = arguments.precision or "float32"
-    sides = sides_of(arguments)
 
     def place() -> Graphs:
-        with_stages, runs = precision != "int8" and uses_gpu(arguments.provider), map(RunFolder, runs_of(arguments))
-        return graphs_of([*runs], options, precision, with_halves, with_stages, sides)
+        runs = [RunFolder(one) for one in runs_of(arguments)]
+        # Stages have one beginning inside, and the graph of a model between many languages serves all.
+        may_be_staged = precision != "int8" and not any("language_tags" in read_config(one) for one in runs)
+        return graphs_of(runs, options, precision, with_halves, may_be_staged and uses_gpu(arguments.provider))
 
     reasons = reasons_for_keras(arguments, options, with_halves)
-    own_write = partial(write, run=run, options=options, precision=precision, sides=sides)
+    own_write = partial(write, run=run, options=options, precision=precision, sides=sides_of(arguments))
     graphs = graphs_for(arguments, runs_of(arguments), reasons, place, own_write)
     if graphs is not None:
         return chosen_onnx(arguments, graphs)
