@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 import keras_transformer
+from export.artefacts import TrainedRun, between
+from export.certificate.comparison import expected_of
 from keras_transformer.__main__ import main
+from keras_transformer.decoding.search_options import Decoding
+from keras_transformer.decoding.sentences import Texts
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
 from keras_transformer.importing.pieces import fixed_logits
+from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
@@ -345,3 +350,16 @@ def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eagerly, 
     assert {row[0].ids[0] for row in expected if row[0].text} == {*between.direction.target}
     assert main(["export", "--verify", str(tmp_path / "out"), str(tmp_path / "run"), *flags[3:], *sides]) == 0
     assert main(["export", "--verify", str(tmp_path / "out")]) == 0
+
+
+def test_a_certificate_counts_the_tag_of_a_translation_that_the_model_did_not_find(tmp_path, eagerly):
+    translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path))
+    run, decoding = between(TrainedRun(translator), "en", "ast"), Decoding(2, 0.6, 5, n_best=2)
+    expected: Any = expected_of(run, decoding, Texts([], [], ["the dogs", "the sea"]), None)
+    assert all(expected.narrowest_choice(place).piece > 1 for place in (0, 1)), "the tag is no choice"
+    pipeline: Any = run.pipeline
+    [scored] = pipeline.score(["the dogs"], ["sea"])
+    assert "sea" not in [one.text for one in expected.hypotheses[0]]
+    score = scored.log_prob / penalty(scored.num_tokens, 0.6)
+    [compared] = expected.compare([0], [{"translation": "sea", "score": score}])
+    assert compared.is_known and abs(compared.gap) + compared.guess_gap < 1e-5

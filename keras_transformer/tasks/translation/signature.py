@@ -46,10 +46,6 @@ class Translation(Searching):
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
-    @property
-    def max_pieces(self) -> int:
-        return super().max_pieces - len(self.pipeline.direction.source)
-
     def opened(self, ids: Tensor) -> Tensor:
         """With the tag of the source's language, where there are pieces."""
         if not (tags := self.pipeline.direction.source):
