@@ -76,8 +76,8 @@ class BatchPlan(Plan):
         self.shuffle = shuffle
         self._sampled = SampledEpochs(corpus, sampling, seed) if sampling else None
         widest = np.maximum(corpus.source_lengths, corpus.target_lengths)
-        # A sampled segmentation may be as long as the corpus allows, plus its end.
-        longest = corpus.max_length + 1 if sampling else int(widest.max())
+        # A sampled segmentation may be as long as the corpus allows, plus its first ids and its end.
+        longest = corpus.max_length + max(map(len, corpus.first_ids)) + 1 if sampling else int(widest.max())
         if token_budget < longest * self.divisor:
             raise RequestError(
                 f"the token budget must hold the longest sentence, {longest} tokens, on each of "

@@ -21,7 +21,7 @@ from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
 from keras_transformer.text.lines import sha256_of, sha256_of_source
-from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenized import FirstIds, TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def datasets_from_files(
     initial_epoch: int = 0,
     strategy: object = None,
     cache: PathLike | None = None,
+    first_ids: FirstIds = ((), ()),
     **plan_options: object,
 ) -> tuple[Dataset, Dataset]:
     """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
@@ -59,6 +60,8 @@ def datasets_from_files(
         initial_epoch: the epoch with which training begins, as in `fit`.
         strategy: the `tf.distribute` strategy of the model; its replicas share each batch.
         cache: a folder that keeps the tokenised text. By default a temporary one lives as long as the datasets.
+        first_ids: the ids with which each source and each target begins, such as `translator.direction` of a translator
+            between many languages.
 
     Returns:
         A `tf.data.Dataset` each on TensorFlow, a `keras.utils.PyDataset` on JAX and PyTorch; see `Epochs`.
@@ -67,7 +70,8 @@ def datasets_from_files(
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
     corpus = corpus_from_files(source, target, valid_source, valid_target)
-    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), None if cache is None else Path(cache))
+    folder = None if cache is None else Path(cache)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), folder, first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan, is_validation=True).dataset()
 
@@ -168,9 +172,13 @@ class _Text:
         corpus: the text.
         tokenizers: the tokenizers of source and target.
         cache: where the folders are made; None makes temporary folders, which go away with the tokenised text.
+        first_ids: see `datasets_from_files`.
     """
 
-    def __init__(self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: Path | None):
+    def __init__(
+        self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: Path | None, first_ids: FirstIds
+    ):
+        self.first_ids = first_ids
         self.corpus = corpus
         self.tokenizers = tokenizers
         self.cache = cache
@@ -190,6 +198,7 @@ class _Text:
             [
                 self.corpus.identity,
                 str(keep_text),
+                str([*map(list, self.first_ids)]),
                 *(tokenizer.model.hex() for tokenizer in self.tokenizers),
                 sha256_of_source(Path(__file__).parent),
             ]  # fmt: skip
@@ -199,7 +208,9 @@ class _Text:
             return TokenizedCorpus.open(self.cache / name)
         folder = self.cache or Path(tempfile.mkdtemp(prefix="keras_transformer-"))
         try:
-            tokenized = TokenizedCorpus.build(folder / name, pairs, *self.tokenizers, keep_text=keep_text)
+            tokenized = TokenizedCorpus.build(
+                folder / name, pairs, *self.tokenizers, keep_text=keep_text, first_ids=self.first_ids
+            )
         except BaseException as error:
             if self.cache is None:
                 shutil.rmtree(folder, ignore_errors=True)

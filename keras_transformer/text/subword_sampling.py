@@ -217,6 +217,7 @@ class SampledEpochs:
             alpha=self._alpha,
             seed=f"{self._seed}-{epoch}-{side}",
             max_length=self._base.max_length,
+            first_ids=[*self._base.first_ids[SIDES.index(side)]],
             parent=os.getpid(),
         )
 
@@ -227,7 +228,7 @@ class SampledEpochs:
         del self._processes[epoch]
         for side in SIDES:
             join_side(self._path(epoch), side, len(self._shares))
-        write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
+        write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes, self._base.first_ids)
         return TokenizedCorpus.open(self._path(epoch))
 
 
@@ -250,6 +251,7 @@ class _Task:
     alpha: float
     seed: str
     max_length: int
+    first_ids: list[int]
     parent: int
 
     def run(self) -> None:
@@ -258,7 +260,7 @@ class _Task:
         sampler, (first, end) = SubwordSampler(tokenizer, self.alpha), self.parts
         with (
             (Path(self.base) / f"{self.side}.text").open(encoding="utf-8", newline="\n") as text,
-            SideWriter(Path(self.folder), f"{self.side}-{self.number}", tokenizer) as writer,
+            SideWriter(Path(self.folder), f"{self.side}-{self.number}", tokenizer, first_ids=self.first_ids) as writer,
         ):
             rest = itertools.islice(text, first * self.part_lines, None)
             for part in range(first, end):

@@ -25,13 +25,14 @@ except ImportError:  # on Windows
     raise RequestError(NO_WINDOWS) from None
 
 Item = TypeVar("Item")
+FirstIds = tuple[Sequence[int], Sequence[int]]  # with which each source and each target begins
 
 MAX_LENGTH = 250
 MAX_RATIO = 9.0
 # A shorter line counts as this long in the ratio: of two short lines one is easily ten times as long as the other.
 MIN_RATIO_LENGTH = 3
 _PAIRS_AT_A_TIME = 10_000
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass
@@ -75,6 +76,7 @@ class TokenizedCorpus:
         self.report = CleaningReport(**meta["report"])
         self.max_length: int = meta["max_length"]
         self.dtypes = tuple(map(np.dtype, meta["dtypes"]))
+        self.first_ids: FirstIds = tuple(meta["first_ids"])
         self._source = self._side("source", self.dtypes[0])
         self._target = self._side("target", self.dtypes[1])
         self.source_lengths = self._source.lengths()
@@ -95,12 +97,14 @@ class TokenizedCorpus:
         keep_text: bool = False,
         num_threads: int = 1,
         max_source_length: float | None = None,
+        first_ids: FirstIds = ((), ()),
     ) -> TokenizedCorpus:
         """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
         Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
         is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source. With
-        `keep_text` the folder also keeps the lines and the tokenizers, which subword sampling needs.
+        `keep_text` the folder also keeps the lines and the tokenizers, which subword sampling needs. Each source and
+        each target then begins with `first_ids`, such as the tags of their languages, which no length counts here.
 
         Raises:
             RequestError: no pair is left.
@@ -109,8 +113,8 @@ class TokenizedCorpus:
         most = max_length if max_source_length is None else max_source_length, max_length
         with _whole_folder(Path(folder)) as partial:
             with (
-                SideWriter(partial, "source", source_tokenizer, keep_text) as source,
-                SideWriter(partial, "target", target_tokenizer, keep_text) as target,
+                SideWriter(partial, "source", source_tokenizer, keep_text, first_ids[0]) as source,
+                SideWriter(partial, "target", target_tokenizer, keep_text, first_ids[1]) as target,
             ):
                 for chunk in chunks(pairs, _PAIRS_AT_A_TIME):
                     source_lines, target_lines = zip(*chunk, strict=True)
@@ -121,7 +125,7 @@ class TokenizedCorpus:
                     target.write(compress(target_rows, keep), compress(target_lines, keep))
             if not report.kept:
                 raise RequestError(f"no pair is left after cleaning: {report}; check the text")
-            write_meta(partial, report, max_length, (source.dtype, target.dtype))
+            write_meta(partial, report, max_length, (source.dtype, target.dtype), first_ids)
         return cls.open(folder)
 
     @classmethod
@@ -203,9 +207,13 @@ class _Side:
 
 
 class SideWriter:
-    """Writes one side: the ids of its rows with their end ids, where each row begins, and the text if it is kept."""
+    """Writes one side: the ids of its rows with their first and end ids, where each row begins, and the text if it is
+    kept."""
 
-    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer, keep_text: bool = False):
+    def __init__(
+        self, folder: Path, side: str, tokenizer: Tokenizer, keep_text: bool = False, first_ids: Sequence[int] = ()
+    ):
+        self.first_ids = first_ids
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 2**16 else np.uint32)
         self._num_ids = 0
         self._ids = (folder / f"{side}.ids").open("wb")
@@ -218,7 +226,7 @@ class SideWriter:
 
     def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
         """Appends rows of piece ids and, where text is kept, the lines that they came from."""
-        rows = [[*row, END] for row in rows]
+        rows = [[*self.first_ids, *row, END] for row in rows]
         offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())
         self._offsets.write(offsets.tobytes())
@@ -248,13 +256,16 @@ def join_side(folder: Path, side: str, count: int) -> None:
             (folder / f"{name}.{suffix}").unlink()
 
 
-def write_meta(folder: Path, report: CleaningReport, max_length: int, dtypes: Sequence[np.dtype]) -> None:
+def write_meta(
+    folder: Path, report: CleaningReport, max_length: int, dtypes: Sequence[np.dtype], first_ids: FirstIds = ((), ())
+) -> None:
     """Writes the file that makes a folder a tokenised corpus: what `TokenizedCorpus.open` needs to know."""
     meta = {
         "format": _FORMAT,
         "max_length": max_length,
         "dtypes": list(map(str, dtypes)),
         "report": asdict(report),
+        "first_ids": list(map(list, first_ids)),
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
 

@@ -196,6 +196,10 @@ class Settings:
         """These settings, without what others make void."""
         return self
 
+    def begun_from(self, parent: Config) -> Settings:
+        """These settings, with what the run brings that they begin with, by its configuration."""
+        return self
+
     @classmethod
     def check_given(cls, given: Config) -> None:
         """Raises RequestError if a flag that was given makes another senseless."""

@@ -22,7 +22,7 @@ from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair, direction
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
-from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenized import FirstIds, TokenizedCorpus
 from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
 from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
@@ -99,13 +99,16 @@ class Text:
         return self.valid_sources[:count], self.valid_targets[:count]
 
 
-def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
+def prepare_text(
+    run: Run, cache: Path, num_replicas: int, first_ids_of: Callable[[Tokenizers], FirstIds] = lambda _: ((), ())
+) -> Text:
     """Learns the vocabulary, tokenises the corpus once, and plans its batches.
 
     Args:
         run: the chief writes the vocabulary and the validation text into its folder.
         cache: where the tokenised text goes.
         num_replicas: how many replicas all workers have together.
+        first_ids_of: the ids with which each source and each target begins, by the tokenizers.
 
     Raises:
         RequestError: the text does not support the vocabulary, the vocabulary has no piece for a tag, or cleaning
@@ -119,7 +122,8 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
         run.config["corpus"]["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
-    train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)
+    options = {"keep_text": settings.sampling > 0, "first_ids": first_ids_of(tokenizers)}
+    train, valid = tokenized(run, cache, valid_pairs, tokenizers, **options)
     say(f"{run.corpus.name}: {train.report}")
     tell_of_changed_targets(run, tokenizers.target, train.report.kept)
     plan = BatchPlan(

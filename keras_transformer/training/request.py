@@ -78,7 +78,7 @@ def _new_run(given: Config) -> Run:
         "versions": versions(),
     }
     if parent is not None:
-        config |= {name: parent[name] for name in ("search", "license") if name in parent}
+        config |= {name: parent[name] for name in ("search", "license", "language_tags") if name in parent}
     return Run(settings, folder, corpus, config, is_chief, given=given)
 
 

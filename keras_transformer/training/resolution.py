@@ -224,7 +224,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     if num_pairs and not stored:
         steps = AUTO_ROWS[auto_row(num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
-    settings = resolve({**given, **sizes}, recipe, inherited, num_pairs)
+    settings = resolve({**given, **sizes}, recipe, inherited, num_pairs).begun_from(parent)
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()

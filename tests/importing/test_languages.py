@@ -19,7 +19,8 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
 from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.lengths import penalty
-from keras_transformer.run_folder import read_config
+from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
 from tests.importing.language_models import (
@@ -141,6 +142,9 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerl
             text = theirs.decode([source.ids[id] for id in best.ids[1:]], skip_special_tokens=True)
             assert best.text == text.strip()
             texts.add(text)
+            theirs.tgt_lang = languages[1]
+            label = [*one.between(*languages).direction.target, *one.target_tokenizer.encode([line])[0], END]
+            assert [source.ids[id] for id in label] == theirs(text_target=line)["input_ids"]
         assert len(texts) > 3
 
 
@@ -302,6 +306,36 @@ def test_tags_stand_before_sources_and_translations(tmp_path, eagerly):
     plain = keras_transformer.Translator(translator.model, tokenizer)
     with pytest.raises(RequestError, match="target_language 'en' is for a model of many languages"):
         plain.between(None, "en")
+
+
+@pytest.mark.parametrize("sampling", [[], ["--sampling", "0.1", "--max-length", "40"]])
+def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eagerly, monkeypatch, capsys):
+    assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
+    run: Any = keras_transformer.load(tmp_path / "run").between("en", "ast")
+    sides = ["the dogs " * 3, "the sea", "a dog"] * 9, ["die hunde " * 3, "das meer", "ein hund"] * 9
+    for name, side in zip("st", sides, strict=True):
+        (tmp_path / name).write_text("".join(f"{line.strip()}\n" for line in side))
+    monkeypatch.chdir(tmp_path)
+    data = "--init-from run --source s --target t --out tuned --steps 2 --devices cpu --token-budget 64"
+
+    def train(flags: str) -> tuple[int, str]:
+        return main(["train", *f"{data} --bleu-sentences 2 {flags}".split(), *sampling]), capsys.readouterr().err
+
+    status, told = train("--source-language en")
+    assert status == 2 and "name those that are meant by --target-language" in told
+    status, told = train("--source-language en --target-language xx")
+    assert status == 2 and "one of the model's 3 languages" in told and not Path("tuned").exists()
+    status, told = train("--source-language en --target-language ast")
+    assert status == 0, told
+    tokens = TokenizedCorpus.open(RunFolder("tuned").cache / "train")
+    rows = np.arange(len(tokens))
+    for ids, tags in zip((tokens.source_ids, tokens.labels), run.direction, strict=True):
+        assert ids(rows, len(rows), 99)[:, 0].tolist() == tags * len(rows)
+    expected = keras_transformer.load("tuned").translate(["the sea"], max_length=6)
+    assert keras_transformer.load("tuned").between("en", "ast").translate(["the sea"], max_length=6) == expected
+    assert keras_transformer.load("tuned").language_tags == run.language_tags
+    score = read_config("tuned")["weights"]
+    assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
 
 
 def test_a_run_with_damaged_tags_is_refused(tmp_path, eagerly):

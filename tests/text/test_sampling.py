@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,24 @@ def test_parts_are_drawn_apart(pairs, unigram, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(subword_sampling, "PART_LINES", 30)
     first, second = np.split(SampledEpochs(corpus, 0.1, seed=1).corpus(0).labels(np.arange(60), 60, 300), 2)
     assert not np.array_equal(first, second)
+
+
+def test_every_drawn_pair_begins_with_its_first_ids(pairs, unigram, tmp_path) -> None:
+    first: Any = ([9, 5], [7])
+    corpus = TokenizedCorpus.build(
+        tmp_path / "tokens", pairs[:30], unigram, unigram, keep_text=True, max_length=70, first_ids=first
+    )
+    rows = np.arange(30)
+    for place, sides in enumerate(zip(*pairs[:30], strict=True)):
+        drawn = [SampledEpochs(corpus, 0.1, seed=1).corpus(epoch) for epoch in (0, 1)]
+        for epoch in (corpus, *drawn):
+            ids = (epoch.source_ids, epoch.labels)[place](rows, 30, 100)
+            size = len(first[place])
+            assert (ids[:, :size] == first[place]).all()
+            assert unigram.decode([real(row[size:]) for row in ids]) == [*sides]
+    with pytest.raises(RequestError, match="the longest sentence, 73 tokens"):
+        BatchPlan(corpus, 72, sampling=0.1)
+    assert batches_of(BatchPlan(corpus, 73, sampling=0.1), 0)
 
 
 def test_what_cannot_be_sampled_is_told(corpus, pairs, unigram, tmp_path, capfd) -> None:

@@ -60,6 +60,32 @@ def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None
     return replace(learned, **asked)
 
 
+def of_run(config: Config, *languages: str | None) -> Config:
+    """The languages between which a run translates, by the names of its settings.
+
+    Args:
+        config: the run's, with the tags of many languages.
+        languages: those of source and target that are asked for; None asks for the run's own.
+
+    Raises:
+        RequestError: see `chosen` and `require_languages`.
+    """
+    learned = chosen(LearnedText.of_corpus(config.get("corpus", {})), config["language_tags"], *languages)
+    require_languages(learned, config["language_tags"])
+    return dict(zip(SIDES, (learned.source_language, learned.target_language), strict=True))
+
+
+def require_languages(learned: LearnedText, tags: Mapping[str, str]) -> None:
+    """Raises RequestError if a model between many languages does not know which are meant."""
+    codes = (learned.source_language, learned.target_language)
+    if missing := [side for side, code in zip(SIDES, codes, strict=True) if tags and code not in tags]:
+        flags = " and ".join(f"--{side.replace('_', '-')}" for side in missing)
+        raise RequestError(
+            f"this model translates between {len(tags):,} languages, such as {', '.join([*tags][:MOST_SHOWN])}: name "
+            f"those that are meant by {flags}, in Python by `translator.between(source_language, target_language)`"
+        )
+
+
 def direction_of(learned: LearnedText, tags: Mapping[str, str], tokenizer: Tokenizer) -> Direction:
     """The tags of a direction.
 
@@ -73,13 +99,8 @@ def direction_of(learned: LearnedText, tags: Mapping[str, str], tokenizer: Token
     """
     if not tags:
         return NO_TAGS
+    require_languages(learned, tags)
     codes = (learned.source_language, learned.target_language)
-    if missing := [side for side, code in zip(SIDES, codes, strict=True) if code not in tags]:
-        flags = " and ".join(f"--{side.replace('_', '-')}" for side in missing)
-        raise RequestError(
-            f"this model translates between {len(tags):,} languages, such as {', '.join([*tags][:MOST_SHOWN])}: name "
-            f"those that are meant by {flags}, in Python by `translator.between(source_language, target_language)`"
-        )
     sides = tokenizer.encode([tags[str(code)] for code in codes])
     if strange := [code for code, ids in zip(codes, sides, strict=True) if len(ids) != 1]:
         raise RequestError(f"the vocabulary has no piece for the tag of {strange[0]}: it is another run's")

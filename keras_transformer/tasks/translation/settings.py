@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from keras_transformer.errors import RequestError
 from keras_transformer.making import AUTO, PRESETS
+from keras_transformer.options import Config
+from keras_transformer.run_config import MAX_TAG
 from keras_transformer.training.common_settings import (
     DATA,
     MODEL,
@@ -22,6 +26,15 @@ from keras_transformer.training.common_settings import (
 )
 
 
+def language(side: str) -> Any:
+    """A setting that names a language of the user's text."""
+    help = f"the language of the {side} text, such as en; of a model between many, in its codes: eng_Latn"
+    return flag(
+        DATA, None, help, lambda x: x.isprintable() and 0 < len(x) <= MAX_TAG, f"a code of 1 to {MAX_TAG} characters",
+        is_inherited=False, metavar="CODE",
+    )  # fmt: skip
+
+
 @task_settings("translation", "translator", dataset="numbers:en-de")
 class Settings(TextSettings, PairSettings):
     """The settings of training a translator."""
@@ -33,6 +46,8 @@ class Settings(TextSettings, PairSettings):
     data_dir: str | None = flag(
         DATA, None, "where the named corpus lies; it is not fetched then", is_inherited=False, metavar="FOLDER"
     )
+    source_language: str | None = language("source")
+    target_language: str | None = language("target")
     separate_vocabularies: bool = switch(DATA, "a vocabulary for each language, not a joint one")
     sampling: float = rate(DATA, 0.0, "subword sampling: unigram's alpha, bpe's dropout")
     more_source: str | None = file("further text, such as --more-target translated back")
@@ -61,6 +76,14 @@ class Settings(TextSettings, PairSettings):
     @property
     def has_few_shapes(self) -> bool:
         return self.static_shapes != 0
+
+    def begun_from(self, parent: Config) -> Settings:
+        """With the languages of a parent between many, unless others are given."""
+        if not parent.get("language_tags"):
+            return self
+        from keras_transformer.tasks.translation import languages  # late: `--help` needs no tokenizer
+
+        return replace(self, **languages.of_run(parent, self.source_language, self.target_language))
 
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import bleu
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.making import make_model
 from keras_transformer.metrics import Perplexity, TokenAccuracy
+from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
+from keras_transformer.text.splitting import LearnedText
 from keras_transformer.training.callbacks import Bleu, Loss
 from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.common_settings import Settings
-from keras_transformer.training.preparation import Text, prepare_text
+from keras_transformer.training.preparation import Text, Tokenizers, prepare_text
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
@@ -27,7 +31,16 @@ if TYPE_CHECKING:
 SCORE = "BLEU"
 UNIT = "tokens"
 BATCH = 64  # sentences that a validation translates at once
-prepare = prepare_text
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> Text:
+    """See `prepare_text`. For a model between many languages each side begins with the tag of its language."""
+
+    def tags(tokenizers: Tokenizers) -> Direction:
+        learned = LearnedText.of_corpus(run.config["corpus"])
+        return direction_of(learned, run.config.get("language_tags", {}), tokenizers.source)
+
+    return prepare_text(run, cache, num_replicas, tags)
 
 
 def corpus(settings: Settings) -> Corpus[Pair]:
@@ -40,6 +53,8 @@ def corpus(settings: Settings) -> Corpus[Pair]:
         found = corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
     else:
         found = load_corpus(settings.name, settings.data_dir)
+    known = {side: language for side in SIDES if (language := getattr(settings, side))}
+    found = replace(found, **known)
     if settings.more_source is not None and settings.more_target is not None:
         return with_more(found, settings.more_source, settings.more_target)
     return found
@@ -73,7 +88,7 @@ def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     if not run.settings.bleu_sentences:
         return {}
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
-    translations = Translator(model, *data.tokenizers).translate(sources, num_beams=1, split="off")
+    translations = _translator(run, data, model).translate(sources, num_beams=1, split="off")
     return {"val_bleu": bleu(translations, references)}
 
 
@@ -87,7 +102,7 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
     if not sources:
         return 0.0
     lengths = sorted((len(ids) + 1 for ids in data.tokenizers.target.encode(references)), reverse=True)
-    translator = Translator(make_model(run.config["model"]), *data.tokenizers)
+    translator = _translator(run, data, make_model(run.config["model"]))
     batch, most = sources[:BATCH], lengths[len(lengths) // 2]
     for _ in range(2):  # the first time is slower, because it traces the search
         began = time.monotonic()
@@ -96,11 +111,18 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
     return seconds * sum(lengths[::BATCH]) / most
 
 
+def _translator(run: Run, data: Text, model: Transformer) -> Translator:
+    """The translator of a model of the run, between the languages of its text."""
+    learned = LearnedText.of_corpus(run.config["corpus"])
+    tags = run.config.get("language_tags")
+    return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
+
+
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
     """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
     outside of any strategy."""
     twin = make_model(run.config["model"])
-    translator = Translator(twin, *data.tokenizers)
+    translator = _translator(run, data, twin)
 
     def translate(lines: Sequence[str]) -> list[str]:
         set_weights(twin, present_weights(model))
