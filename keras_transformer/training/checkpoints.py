@@ -1,14 +1,19 @@
-"""Checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped."""
+"""Checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped.
+
+They are written and read array by array, so that a large model and its optimizer are in memory once.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import numpy as np
 
 from keras_transformer.errors import JobError, RequestError, warn
@@ -23,12 +28,27 @@ if TYPE_CHECKING:
 
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
-FORMAT = {"format": np.array(2)}
-Arrays = dict[str, np.ndarray]
+FORMAT, PROGRESS = {"format": np.array(2)}, "progress"
 
 
 class DamagedFile(ValueError):
     """A checkpoint file is damaged, or belongs to another model."""
+
+
+class Like(NamedTuple):
+    """What is expected of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def variable(cls, variable: Any) -> Like:
+        """As a variable, or an array, holds it."""
+        return cls(tuple(variable.shape), np.dtype(keras.backend.standardize_dtype(variable.dtype)))
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Checkpoints:
@@ -77,8 +97,8 @@ class Checkpoints:
             best_step: the step with the best score; the checkpoints that end there are kept for averaging.
         """
         self.folder.mkdir(exist_ok=True)
-        _write_arrays(self._path(step, "weights"), weight_arrays(model))
-        state = {**_arrays(_state_variables(model)), "progress": _json_array(dict(progress))}
+        _write_arrays(self._path(step, "weights"), _weights(model))
+        state = {**_state_variables(model), PROGRESS: _json_array(dict(progress))}
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
@@ -97,42 +117,37 @@ class Checkpoints:
         Raises:
             JobError: no checkpoint is whole, though there are some.
         """
-        steps = self.whole_steps()
+        steps, parts = self.whole_steps(), {"weights": _weights(model), "state": _state_variables(model)}
         for step in reversed(steps):
+            paths = {self._path(step, part): variables for part, variables in parts.items()}
             try:
-                weights = _read_weights(self._path(step, "weights"), model)
-                variables = _state_variables(model)
-                expected = {**_arrays(variables), "progress": None}
-                state = _read_arrays(self._path(step, "state"), expected)
-                progress = _read_progress(self._path(step, "state"), state.pop("progress"), like)
+                progress = _read_progress(self._path(step, "state"), like)
+                for path, variables in paths.items():  # all of both files, before anything is changed
+                    for _ in _read_arrays(path, variables):
+                        pass
             except DamagedFile as error:
                 warn(f"{error}; looking for an older checkpoint")
                 continue
-            for variable, value in zip(model.trainable_variables, weights.values(), strict=True):
-                variable.assign(value)
-            for name, variable in variables.items():
-                variable.assign(state[name])
+            for path, variables in paths.items():
+                for variable, value in zip(variables.values(), _read_arrays(path, variables), strict=True):
+                    variable.assign(value)
             return progress
         if steps:
             raise JobError(f"no checkpoint in {self.folder} is whole: start again with --overwrite")
         return None
 
-    def mean(self, steps: Iterable[int], model: FamilyModel) -> list[np.ndarray]:
-        """The mean of the weights at `steps`, in the order of the model's trainable variables.
+    def mean(self, steps: Sequence[int], model: FamilyModel) -> Iterator[np.ndarray]:
+        """Yields the mean of the weights at `steps`, in the order of the model's trainable variables.
 
         Raises:
             JobError: a checkpoint is damaged.
         """
-        steps = list(steps)
-        total = [np.zeros(variable.shape, np.float64) for variable in model.trainable_variables]
-        for step in steps:
-            try:
-                arrays = _read_weights(self._path(step, "weights"), model)
-            except DamagedFile as error:
-                raise JobError(f"{error}; it cannot be averaged") from error
-            for sum_, array in zip(total, arrays.values(), strict=True):
-                sum_ += array
-        return [(sum_ / len(steps)).astype(np.float32) for sum_ in total]
+        files = [_read_arrays(self._path(step, "weights"), _weights(model)) for step in steps]
+        try:
+            for arrays in zip(*files, strict=True):
+                yield (sum(array.astype(np.float64) for array in arrays) / len(steps)).astype(np.float32)
+        except DamagedFile as error:
+            raise JobError(f"{error}; it cannot be averaged") from error
 
     def clear(self) -> None:
         """Removes every checkpoint."""
@@ -194,11 +209,11 @@ def unchanged(model: FamilyModel) -> Iterator[None]:
         variable.assign(value)
 
 
-def present_weights(model: FamilyModel) -> list[np.ndarray]:
-    """The weights to validate with: their moving average if the optimizer keeps one."""
+def present_weights(model: FamilyModel) -> Iterator[np.ndarray]:
+    """Yields the weights to validate with: their moving average if the optimizer keeps one."""
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables
-    return [np.asarray(variable) for variable in variables]
+    return map(np.asarray, variables)
 
 
 def set_weights(model: FamilyModel, weights: Iterable[np.ndarray]) -> None:
@@ -213,13 +228,9 @@ def write_model(run: RunFolder, config: Config, model: FamilyModel, origin: Conf
     write_config(run, {**config, "weights": origin})
 
 
-def weight_arrays(model: FamilyModel) -> Arrays:
+def _weights(model: FamilyModel) -> Config:
     """The trainable weights by name. The names depend on the configuration of the model alone."""
-    return _arrays(_weight_names(model.trainable_variables))
-
-
-def _weight_names(variables: Iterable[Any]) -> Config:
-    return {f"{i:04d}-{v.name}": v for i, v in enumerate(variables)}
+    return {f"{i:04d}-{v.name}": v for i, v in enumerate(model.trainable_variables)}
 
 
 def _state_variables(model: FamilyModel) -> Config:
@@ -234,45 +245,47 @@ def _state_variables(model: FamilyModel) -> Config:
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
-def _arrays(variables: Mapping[str, object]) -> Arrays:
-    return {name: np.asarray(variable) for name, variable in variables.items()}
-
-
 def _json_array(value: object) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def _write_arrays(path: Path, arrays: Arrays) -> None:
+def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
     try:
-        with write_whole(path) as aside:
-            np.savez(aside, **arrays, **FORMAT)  # type: ignore[arg-type]
+        with write_whole(path) as aside, zipfile.ZipFile(aside, "w") as file:
+            for name, variable in {**variables, **FORMAT}.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, np.asarray(variable), (1, 0), allow_pickle=False)
     except OSError as error:
         raise JobError(
             f"cannot write {path} ({error.strerror or error}); the checkpoints before it are intact"
         ) from error
 
 
-def _read_weights(path: Path, model: FamilyModel) -> Arrays:
-    """Reads the weights of a checkpoint, with their present names, in the order of the model."""
-    return _read_arrays(path, weight_arrays(model))
-
-
-def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:
-    """Reads exactly the arrays `expected`, with their shapes and types (None: JSON as bytes).
+def _read_arrays(path: Path, variables: Mapping[str, object]) -> Iterator[np.ndarray]:
+    """Yields the arrays of these names, which hold what the variables can, and nothing else is in the file.
 
     Raises:
         DamagedFile: the file holds anything else.
         RequestError: a newer version wrote the file.
     """
+    names = {*variables, *FORMAT} | ({PROGRESS} if "state" in path.name else set())
+    with _opened(path) as file:
+        if sorted(file.namelist()) != sorted(f"{name}.npy" for name in names):
+            raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
+        for name, variable in variables.items():
+            yield _read_array(file, name, Like.variable(variable))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A file of a checkpoint. What goes wrong within is its damage."""
     if path.is_symlink():
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            if _read_array(file, "format", FORMAT["format"]) != FORMAT["format"]:
+            if _read_array(file, "format", Like.variable(FORMAT["format"])) != FORMAT["format"]:
                 raise RequestError(f"{path} was written by a newer version of keras-transformer: install that version")
-            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in (*expected, *FORMAT)):
-                raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
-            return {name: _read_array(file, name, like) for name, like in expected.items()}
+            yield file
     except DamagedFile as error:
         raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (RequestError, MemoryError):
@@ -281,7 +294,9 @@ def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Array
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
-def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, object]) -> Config:
+def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
+    with _opened(path) as file:
+        data = _read_array(file, PROGRESS, None)
     try:
         progress = json.loads(data.tobytes())
         if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
@@ -291,15 +306,16 @@ def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, object]) -> 
     raise DamagedFile(f"{path} is damaged (expected in its progress {', '.join(like)})")
 
 
-def _read_array(file: zipfile.ZipFile, name: str, like: np.ndarray | None) -> np.ndarray:
+def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
+    """An array; None expects bytes."""
     entry = file.getinfo(f"{name}.npy")
-    if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.nbytes + 1024):
+    if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.num_bytes + 1024):
         raise DamagedFile(f"{name} is larger than it can be")
     with file.open(entry) as stream:
         shape, dtype = _read_header(stream)
         if like is None and dtype != np.uint8:
             raise DamagedFile(f"expected {name} as bytes; it has {dtype}")
-        if like is not None and (shape, dtype) != (like.shape, like.dtype):
+        if like is not None and (shape, dtype) != like:
             raise DamagedFile(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
         data = stream.read()  # to its end, where the checksum is compared
     return np.frombuffer(data, dtype).reshape(shape)

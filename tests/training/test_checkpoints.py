@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,7 +104,7 @@ def test_everything_comes_back_to_the_bit_and_the_next_step_is_the_same(folder, 
 
 def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_averaged(tmp_path, model, monkeypatch):
     """A stop in between leaves what will be averaged."""
-    monkeypatch.setattr(module, "weight_arrays", lambda model: {"0000-weights": np.zeros(1)})
+    monkeypatch.setattr(module, "_weights", lambda model: {"0000-weights": np.zeros(1)})
     monkeypatch.setattr(module, "_state_variables", lambda model: {})
     for place, (keep, best_step, weights) in enumerate(
         [(1, None, [50, 60]), (3, 40, [20, 30, 40, 50, 60]), (4, 10, [10, 30, 40, 50, 60])]
@@ -134,14 +136,32 @@ def test_a_run_goes_on_from_a_checkpoint_that_has_weights_and_state_of_one_step(
     assert found == [False, False, False, True]
 
 
+def test_only_few_arrays_are_in_memory_at_once(tmp_path, monkeypatch):
+    variables = {f"{place:04d}-part": np.full(2**16, place, np.float32) for place in range(40)}
+    monkeypatch.setattr(module, "_weights", lambda model: variables)
+    monkeypatch.setattr(module, "_state_variables", lambda model: {})
+    checkpoints, model = Checkpoints(tmp_path, keep=2), SimpleNamespace()
+    tracemalloc.start()
+    try:
+        for step in (1, 2):
+            checkpoints.save(step, model, PROGRESS)  # type: ignore[arg-type]
+        found = [float(mean.mean()) for mean in checkpoints.mean([1, 2], model)]  # type: ignore[arg-type]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == [*range(40)]
+    assert peak < 12 * 2**18
+
+
 def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, monkeypatch):
-    savez = np.savez
+    write_array = np.lib.format.write_array
 
-    def full(path, **values):
-        savez(path, **values)
-        raise OSError(28, "No space left on device")
+    def full(stream, array, *options, **named):
+        write_array(stream, array, *options, **named)
+        if array.ndim == 1:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.np, "savez", full)
+    monkeypatch.setattr(np.lib.format, "write_array", full)
     fill(model, 9)
     with pytest.raises(JobError, match=r"cannot write .*weights.npz \(No space left on device\); the checkpoints"):
         Checkpoints(folder).save(9, model, PROGRESS)

@@ -25,7 +25,7 @@ def write(monkeypatch):
     """`write(settings, progress)` ends a run and returns the weights that were written, and what is said of them."""
     written: list[tuple] = []
     translator = SimpleNamespace(translate=lambda lines, num_beams, split: TRANSLATIONS[: len(lines)])
-    monkeypatch.setattr("keras_transformer.tasks.translation.training.Translator", lambda *made: translator)
+    monkeypatch.setattr("keras_transformer.tasks.translation.training.Translator", lambda *made, **named: translator)
     monkeypatch.setattr(result, "make_model", lambda config: SimpleNamespace(weights=None))
     monkeypatch.setattr(result, "set_weights", lambda model, weights: setattr(model, "weights", weights))
     monkeypatch.setattr(result, "present_weights", lambda model: "the moving average")

@@ -37,7 +37,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Text:
     """See `prepare_text`. For a model between many languages each side begins with the tag of its language."""
 
     def tags(tokenizers: Tokenizers) -> Direction:
-        learned = LearnedText.of_corpus(run.config["corpus"])
+        learned = LearnedText.of_corpus(run.config.get("corpus", {}))
         return direction_of(learned, run.config.get("language_tags", {}), tokenizers.source)
 
     return prepare_text(run, cache, num_replicas, tags)
@@ -113,7 +113,7 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
 
 def _translator(run: Run, data: Text, model: Transformer) -> Translator:
     """The translator of a model of the run, between the languages of its text."""
-    learned = LearnedText.of_corpus(run.config["corpus"])
+    learned = LearnedText.of_corpus(run.config.get("corpus", {}))
     tags = run.config.get("language_tags")
     return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
 
