@@ -81,7 +81,9 @@ def verify(arguments: argparse.Namespace) -> None:
             raise RequestError("--sentences needs the run, whose model answers them: give the run too")
         certificate = verified(folder)
     else:
-        run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
+        source, target = kept.languages
+        languages = arguments.source_language or source, arguments.target_language or target
+        run = between(open_run(arguments.run), *languages)
         if run.signature is not kept.signature:
             raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
         sentences, references = text_to_certify_on(arguments, run)

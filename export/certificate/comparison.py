@@ -138,6 +138,12 @@ class KeptCertificate:
         except UNREADABLE as error:
             raise self._damaged(error) from None
 
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Those between which an export of a model between many translates; None for other models."""
+        source, _, target = self.about.get("languages", "").partition("-") if "source_tags" in self.about else ("",) * 3
+        return source or None, target or None
+
     def expected(self) -> dict[Decoding, Expected]:
         """What the model gave for the texts that the certificate keeps, by the search.
 

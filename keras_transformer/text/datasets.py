@@ -53,15 +53,13 @@ def datasets_from_files(
         model.fit(train, validation_data=valid, epochs=10)
 
     Args:
-        source, target, valid_source, valid_target: see `corpus_from_files`. Without validation files the last lines of
-            the training files are held out. Validation takes at most 2,000 pairs.
+        source, target, valid_source, valid_target: see `corpus_from_files`. Validation takes at most 2,000 pairs.
         tokenizer, target_tokenizer: the vocabulary of the source and of the target; by default one for both.
         token_budget, seed, plan_options: for the training batches, see `BatchPlan`.
         initial_epoch: the epoch with which training begins, as in `fit`.
         strategy: the `tf.distribute` strategy of the model; its replicas share each batch.
         cache: a folder that keeps the tokenised text. By default a temporary one lives as long as the datasets.
-        first_ids: the ids with which each source and each target begins, such as `translator.direction` of a translator
-            between many languages.
+        first_ids: with which each source and target begins, such as `direction` of a translator between many languages.
 
     Returns:
         A `tf.data.Dataset` each on TensorFlow, a `keras.utils.PyDataset` on JAX and PyTorch; see `Epochs`.
@@ -70,8 +68,7 @@ def datasets_from_files(
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
     corpus = corpus_from_files(source, target, valid_source, valid_target)
-    folder = None if cache is None else Path(cache)
-    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), folder, first_ids)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan, is_validation=True).dataset()
 
@@ -176,12 +173,12 @@ class _Text:
     """
 
     def __init__(
-        self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: Path | None, first_ids: FirstIds
+        self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: PathLike | None, first_ids: FirstIds
     ):
         self.first_ids = first_ids
         self.corpus = corpus
         self.tokenizers = tokenizers
-        self.cache = cache
+        self.cache = None if cache is None else Path(cache)
 
     def plans(self, token_budget: int, seed: int, replicas: int, options: Config) -> tuple[BatchPlan, BatchPlan]:
         """The batches of training and of validation."""

@@ -102,15 +102,14 @@ class TokenizedCorpus:
         """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
         Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
-        is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source. With
-        `keep_text` the folder also keeps the lines and the tokenizers, which subword sampling needs. Each source and
-        each target then begins with `first_ids`, such as the tags of their languages, which no length counts here.
+        is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source.
+        `keep_text` also keeps the lines and the tokenizers, which subword sampling needs. `first_ids`, such as tags of
+        languages, begin each source and each target; no length counts them here.
 
         Raises:
             RequestError: no pair is left.
         """
-        report = CleaningReport()
-        most = max_length if max_source_length is None else max_source_length, max_length
+        report, most = CleaningReport(), (max_source_length or max_length, max_length)
         with _whole_folder(Path(folder)) as partial:
             with (
                 SideWriter(partial, "source", source_tokenizer, keep_text, first_ids[0]) as source,

@@ -382,7 +382,7 @@ def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eagerly, 
     for ours, theirs in zip(expected, found.n_best(LINES, num_beams=2, max_length=5), strict=True):
         assert [one.ids for one in ours] == [one.ids for one in theirs] and ours[0].text == theirs[0].text
     assert {row[0].ids[0] for row in expected if row[0].text} == {*between.direction.target}
-    assert main(["export", "--verify", str(tmp_path / "out"), str(tmp_path / "run"), *flags[3:], *sides]) == 0
+    assert main(["export", "--verify", str(tmp_path / "out"), str(tmp_path / "run"), *flags[3:]]) == 0
     assert main(["export", "--verify", str(tmp_path / "out")]) == 0
 
 
