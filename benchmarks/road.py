@@ -172,7 +172,7 @@ def rows_of(arguments: argparse.Namespace, folder: Path, run: Path) -> Iterator[
     yield Row("translate, first use", ["translate", str(run), *search])
     yield Row("translate, again", ["translate", str(run), *search])
     yield Row("evaluate", ["evaluate", str(run), "--source", source, "--reference", reference, *search])
-    yield Row("fine-tune", ["train", "--init-from", str(run), *pair, *tuning, "--out", str(tuned)], tuned)
+    yield Row("fine-tune", ["train", "--init-from", str(run), *languages, *pair, *tuning, "--out", str(tuned)], tuned)
     for format, precision in EXPORTS:
         place = run.with_name(f"{format}-{precision}")
         options = [*languages, "--format", format, "--precision", precision, "--max-length", "12", "--out", str(place)]
