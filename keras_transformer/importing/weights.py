@@ -179,7 +179,9 @@ class Weights:
         place, count = weight.part
         array = np.split(array, count, axis=-1)[place] if count > 1 else array
         array = array.transpose(weight.order) if weight.order else array
-        return array if weight.factor == 1 else array * np.float32(weight.factor)
+        if weight.factor != 1:
+            array *= np.float32(weight.factor)  # in its own memory, because a matrix may be large
+        return array
 
 
 def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:

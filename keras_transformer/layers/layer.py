@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_transformer import family, ops
 from keras_transformer.errors import require_rates
@@ -41,6 +42,19 @@ class Replaceable:
         return super().compute_dtype if own is None else own.compute_dtype  # type: ignore[misc]
 
 
+class _Lent:
+    """The numbers of a tensor for `np.array`, which reads them where they lie. Nobody may change them."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        try:
+            return np.from_dlpack(self.tensor)
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # such as on a GPU, or in bfloat16
+            return np.asarray(self.tensor)
+
+
 class Layer(Replaceable, keras.layers.Layer):
     """The base of this package's layers, and of your own.
 
@@ -55,11 +69,11 @@ class Layer(Replaceable, keras.layers.Layer):
         return {**config, **{name: self._kept(name) for name in sorted(parameters_of(type(self)) - config.keys())}}
 
     def save_own_variables(self, store: Any) -> None:
-        """As in Keras, which copies a variable twice in memory, and a tensor once."""
+        """As in Keras, which copies each variable in memory; a matrix of words may be a third of the model."""
         variables: dict[str, Any] = {}
         super().save_own_variables(variables)
         for name, variable in variables.items():
-            store[name] = ops.stop_gradient(variable)
+            store[name] = _Lent(ops.stop_gradient(variable))
 
     def _kept(self, argument: str) -> Any:
         for name in (f"{argument}_config", f"{argument}_rate", argument):

@@ -1,5 +1,7 @@
 """Embeddings and positions of every kind: by hand, by formulas, far from the start, and beside others' programs."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -203,3 +205,14 @@ def test_alibi_equals_blooms():
         constants = array(AlibiPositions(num_heads).bias(np.arange(11), np.arange(11), True)) - theirs
         constants = np.where(np.tri(11, dtype=bool), constants, 0)  # of each row alike: the softmax cancels them
         assert_close(constants, np.where(np.tri(11, dtype=bool), constants[:, :, :1], 0))
+
+
+def test_a_layer_saves_its_numbers_where_they_lie():
+    embedding = TokenEmbedding(50, 4)
+    embedding.build((None, None))
+    lent: dict[str, Any] = {}
+    embedding.save_own_variables(lent)
+    [name] = lent
+    found = np.array(lent[name])
+    np.testing.assert_array_equal(found, np.asarray(embedding.embeddings))
+    assert np.shares_memory(found, np.array(lent[name])), "nothing is copied"
