@@ -45,7 +45,7 @@ def assert_ids_are_theirs(pipeline: Any, auto: Any, some: list[str]) -> None:
     tokenizer = pipeline.tokenizers[0]
     for line in some:
         ids = tokenizer.encode([line])[0] if tokenizer.has_end else tokenizer.encode_text(line)
-        assert [tokenizer._ids[id] for id in around(pipeline, ids)] == auto(line)["input_ids"], line
+        assert [tokenizer.ids[id] for id in around(pipeline, ids)] == auto(line)["input_ids"], line
 
 
 def around(pipeline: Any, ids: list[int]) -> list[int]:
