@@ -155,7 +155,8 @@ def search_of(
     if decoding.num_beams > 1:
         search["length_penalty"] = decoding.length_penalty
     control = config["num_control_ids"]
-    search["bad_words_ids"] = [[id] for id in sorted({*ids[:control]} - {ids[END], *ids[control:]})]
+    if banned := {*ids[:control]} - {ids[END], *ids[control:]}:
+        search["bad_words_ids"] = [[id] for id in sorted(banned)]
     if "max_source_length" in config:
         most = longest(config["max_source_length"])
         most = min(most, num_positions or most)

@@ -188,7 +188,8 @@ class Bert(Form):
     """
 
     name, class_name, first_position = "bert", "Bert", 0
-    own_argument, ids = "context_length", {"pad_token_id": PAD}
+    own_argument = "context_length"
+    ids: Config = {"pad_token_id": PAD}
     control = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False))
     mask = bert_models.SPECIAL[-1]
     around = (["[CLS]"], ["[SEP]"])
@@ -235,6 +236,7 @@ class Roberta(Bert):
     """BERT with RoBERTa's special tokens, whose rows of positions begin behind the id of pad."""
 
     name, class_name, architecture = "roberta", "Roberta", bert_models.ROBERTA
+    ids: Config = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
 
     def reads(self, tokenizer: Tokenizer | None) -> bool:
         return _is_of_roberta(tokenizer)

@@ -214,6 +214,8 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
         raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
     cls = TASKS[task].settings
     sizes = _sizes_of(parent["model"], cls)
+    if "head_layer" in given and cls.mark == "labels" and parent["model"].get("num_labels") is None:
+        del sizes["head_layer"]  # the layer before labels is a new one
     for name, size in sizes.items():
         if name in given and given[name] != size:
             flag = flag_of(name)

@@ -58,7 +58,7 @@ def assert_logits_are_close(kind: str, pipeline: Any, model: Any, auto: Any, som
     """At each position of each line, as a share of the range of the logits; ours before the end may be copies."""
     import torch
 
-    theirs = np.array(pipeline.tokenizers[0]._ids)
+    theirs = np.array(pipeline.tokenizers[0].ids)
     places = {id: place for place, id in enumerate(theirs.tolist())}
     for line in some:
         given = auto(line, return_tensors="pt")["input_ids"]
