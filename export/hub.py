@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -16,14 +17,15 @@ from keras_transformer.errors import RequestError
 from keras_transformer.files import write_folder_whole
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.tensors import TensorFile, write_safetensors
-from keras_transformer.importing.weights import Imported
+from keras_transformer.importing.weights import Imported, Layout, variable_at
 from keras_transformer.lengths import longest
 from keras_transformer.making import model_config
+from keras_transformer.models.base import FamilyModel
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision
-from .hub_forms import FORMAT, Form, emitted, form_of, ids_of, tensors_of
+from .hub_forms import FORMAT, Form, array_of, emitted, form_of, ids_of, resolved
 from .hub_text import beginning_of, named_ids, write_json, write_pooling, write_vocabularies
 
 TOLERANCE = 1e-4  # as a share of the range of the logits
@@ -75,8 +77,7 @@ def export_huggingface(
         ids = with_own_start(run, form)
         layout = form.layout(TensorFile(aside, {}), read, ids)
         write_safetensors(aside / "model.safetensors", tensors_of(run.model, form, layout))
-        options = options_of(run, form, ids, options)
-        write_json(aside / "config.json", options)
+        write_json(aside / "config.json", options_of(run, form, ids, options))
         if run.tokenizers:
             write_vocabularies(run, aside, form)
         if "pixel_mean" in read:
@@ -84,8 +85,8 @@ def export_huggingface(
         if "first_state" in read and not read["head_layer"]:
             write_pooling(read, aside)
         if run.pipeline.own_search is not None:
-            most = options.get("max_position_embeddings")
-            write_json(aside / "generation_config.json", search_of(run, form, ids, decoding or run.decoding(), most))
+            search = search_of(run, form, ids, decoding or run.decoding(), options.get("max_position_embeddings"))
+            write_json(aside / "generation_config.json", search)
         check_logits(run, read_huggingface(aside), form, ids)
     return [path]
 
@@ -103,7 +104,7 @@ def with_own_start(run: TrainedRun, form: Form) -> list[int]:
     ids = ids_of(tokenizer, config.get("vocabulary_size", 0))
     if tokenizer is None or ids[START] != ids[END]:
         return ids
-    start, end = _array(run.model.input_embedding().embeddings)[[START, END]]
+    start, end = array_of(run.model.input_embedding().embeddings)[[START, END]]
     if np.array_equal(start, end) or not (tokenizer.has_start or "decoder_start_token_id" in form.ids):
         return ids
     if "decoder_start_token_id" not in form.ids:
@@ -111,6 +112,60 @@ def with_own_start(run: TrainedRun, form: Form) -> list[int]:
             f"{FORMAT}: start and end are one id in the run's tokenizer.json, and training gave them two vectors"
         )
     return [id if place != START else ids[PAD] for place, id in enumerate(ids)]
+
+
+def tensors_of(model: FamilyModel, form: Form, layout: Layout) -> dict[str, np.ndarray]:
+    """The tensors of an architecture that holds the model.
+
+    An architecture without a factor on embeddings gets larger embeddings, and a smaller norm before an output that
+    shares their matrix.
+
+    Raises:
+        RequestError: a weight of the model has no place there, and is not 0.
+    """
+    config, used = resolved(model_config(model)), set()
+    scale = config["embedding_scale"] if form.last_norm else 1.0
+    tables = form.first_position is not None
+    if tables:
+        used |= {id(variable) for variable in model.positions.weights}
+
+    def values(path: str) -> np.ndarray | None:
+        if tables and path.startswith("positions."):
+            return _position_table(model, layout, form.first_position or 0, path)
+        try:
+            variable = variable_at(model, path)
+        except AttributeError:
+            return None
+        if variable is None:
+            return None
+        used.add(id(variable))
+        array = array_of(variable)
+        if path.endswith("embedding.embeddings") and not path.startswith("output"):
+            return array * np.float32(scale)
+        is_last = bool(form.last_norm) and path.startswith(form.last_norm) and config["tied_output"]
+        return array / np.float32(scale) if is_last else array
+
+    tensors = layout.tensors(values)
+    for variable in model.weights:
+        if id(variable) not in used and np.any(_counting(model, config, variable)):
+            raise RequestError(f"{FORMAT}: {form.name} has no place for the weight {variable.path}, which is not 0")
+    return tensors
+
+
+def _position_table(model: FamilyModel, layout: Layout, first: int, path: str) -> np.ndarray:
+    """What the model adds at each position, behind as many rows as the architecture does not use."""
+    count = len(layout.orders.get("P", range(layout.sizes["P"]))) - first
+    nothing = ops.convert_to_tensor(np.zeros((count, model.hidden_dim), "float32"))
+    embed = model.positions.embed_target if "decoder" in path else model.positions.embed
+    return np.pad(array_of(embed(nothing, ops.convert_to_tensor(np.arange(count)))), ((first, 0), (0, 0)))
+
+
+def _counting(model: Any, config: Config, variable: Any) -> np.ndarray:
+    """The numbers of a weight that a result depends on: no search takes the logits of control ids but the end's."""
+    array, output = array_of(variable), getattr(model, "output_embedding", None)
+    if output is None or variable is not output.bias:
+        return array
+    return array[emitted(config)] if not config.get("num_labels") else np.zeros(0)
 
 
 def options_of(run: TrainedRun, form: Form, ids: Sequence[int], options: Config) -> Config:
@@ -197,7 +252,7 @@ def check_logits(run: TrainedRun, imported: Imported, form: Form, ids: Sequence[
     config, other = model_config(model), imported.model()
     inputs = probes(config, begins=tokenizer is None or tokenizer.has_start)
     if not imported.vocabularies:
-        ours, theirs = (_array(one(inputs)) for one in (model, other))
+        ours, theirs = (array_of(one(inputs)) for one in (model, other))
     else:
         of_target = ours_of(imported.target.ids, ids)
         maps = dict.fromkeys(inputs, of_target)
@@ -205,7 +260,7 @@ def check_logits(run: TrainedRun, imported: Imported, form: Form, ids: Sequence[
             maps["source_ids"] = ours_of(imported.source.ids, range(size))
         elif "source_ids" in maps:
             maps["source_ids"] = ours_of(imported.source.ids, ids)
-        ours, theirs = _array(model(inputs)), _array(other({name: maps[name][inputs[name]] for name in inputs}))
+        ours, theirs = array_of(model(inputs)), array_of(other({name: maps[name][inputs[name]] for name in inputs}))
         if not config.get("num_labels"):
             written = np.array(emitted(config))
             ours, theirs = ours[..., written], theirs[..., of_target[written]]
@@ -251,7 +306,3 @@ def probes(config: Config, begins: bool = True) -> Config:
         return {"ids": rows(size, begins, ends="num_labels" in config)}
     source = rows(config["source_vocabulary_size"] or size, begins=False, ends=True)
     return {"source_ids": source, "target_ids": rows(size, begins=True, ends=False)}
-
-
-def _array(values: object) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(values), "float32")

@@ -17,7 +17,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart_models, bert_models, causal_models, layouts, t5, vit
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Layout, variable_at
+from keras_transformer.importing.weights import Layout
 from keras_transformer.lengths import longest
 from keras_transformer.making import model_config
 from keras_transformer.models.base import FamilyModel
@@ -335,7 +335,7 @@ def _num_positions(model: Any, config: Config) -> int:
     most, count = config["max_source_length"], longest(config["max_source_length"])
     if config["positions"]["name"] != "learned":
         return count
-    tables = [_array(table)[most - count :] for table in model.positions.weights]
+    tables = [array_of(table)[most - count :] for table in model.positions.weights]
     return most + 1 if all(np.all(table == table[0]) for table in tables) else count
 
 
@@ -379,62 +379,9 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
     return found
 
 
-def tensors_of(model: FamilyModel, form: Form, layout: Layout) -> dict[str, np.ndarray]:
-    """The tensors of an architecture that holds the model.
-
-    An architecture without a factor on embeddings gets larger embeddings, and a smaller norm before an output that
-    shares their matrix.
-
-    Raises:
-        RequestError: a weight of the model has no place there, and is not 0.
-    """
-    config, used = resolved(model_config(model)), set()
-    scale = config["embedding_scale"] if form.last_norm else 1.0
-    tables = form.first_position is not None
-    if tables:
-        used |= {id(variable) for variable in model.positions.weights}
-
-    def values(path: str) -> np.ndarray | None:
-        if tables and path.startswith("positions."):
-            return _position_table(model, layout, form.first_position or 0, path)
-        try:
-            variable = variable_at(model, path)
-        except AttributeError:
-            return None
-        if variable is None:
-            return None
-        used.add(id(variable))
-        array = _array(variable)
-        if path.endswith("embedding.embeddings") and not path.startswith("output"):
-            return array * np.float32(scale)
-        is_last = bool(form.last_norm) and path.startswith(form.last_norm) and config["tied_output"]
-        return array / np.float32(scale) if is_last else array
-
-    tensors = layout.tensors(values)
-    for variable in model.weights:
-        if id(variable) not in used and np.any(_counting(model, config, variable)):
-            raise RequestError(f"{FORMAT}: {form.name} has no place for the weight {variable.path}, which is not 0")
-    return tensors
-
-
-def _array(values: object) -> np.ndarray:
+def array_of(values: object) -> np.ndarray:
+    """Numbers in float32."""
     return np.asarray(ops.convert_to_numpy(values), "float32")
-
-
-def _position_table(model: FamilyModel, layout: Layout, first: int, path: str) -> np.ndarray:
-    """What the model adds at each position, behind as many rows as the architecture does not use."""
-    count = len(layout.orders.get("P", range(layout.sizes["P"]))) - first
-    nothing = ops.convert_to_tensor(np.zeros((count, model.hidden_dim), "float32"))
-    embed = model.positions.embed_target if "decoder" in path else model.positions.embed
-    return np.pad(_array(embed(nothing, ops.convert_to_tensor(np.arange(count)))), ((first, 0), (0, 0)))
-
-
-def _counting(model: Any, config: Config, variable: Any) -> np.ndarray:
-    """The numbers of a weight that a result depends on: no search takes the logits of control ids but the end's."""
-    array, output = _array(variable), getattr(model, "output_embedding", None)
-    if output is None or variable is not output.bias:
-        return array
-    return array[emitted(config)] if not config.get("num_labels") else np.zeros(0)
 
 
 def emitted(config: Config) -> list[int]:

@@ -27,8 +27,7 @@ class TokenEmbedding(Layer):
         vocabulary_size: V.
         hidden_dim: D.
         scale: the factor on the rows; by default √D.
-        output_bias: whether the logits have a bias.
-        fixed_bias: whether training leaves the bias as it is.
+        output_bias, fixed_bias: whether the logits have a bias, and whether training leaves it as it is.
 
     Call arguments:
         ids: (...) token ids.
@@ -42,13 +41,9 @@ class TokenEmbedding(Layer):
 
     def __init__(
         self,
-        vocabulary_size: int,
-        hidden_dim: int,
-        scale: float | None = None,
-        output_bias: bool = False,
-        fixed_bias: bool = False,
-        **kwargs: object,
-    ):
+        vocabulary_size: int, hidden_dim: int, scale: float | None = None, output_bias: bool = False,
+        fixed_bias: bool = False, **kwargs: object,
+    ):  # fmt: skip
         super().__init__(**kwargs)
         require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
         self.vocabulary_size = vocabulary_size

@@ -154,9 +154,10 @@ def test_a_run_that_was_fine_tuned_is_written(kind, task, name, tmp_path):
     labelled = "".join(f"yes\tthe dog w{place}\nno\tw3 w{place}\n" for place in range(40))
     (tmp_path / "text").write_text("4 5 6 7\n" * 200 if kind == "llama" else labelled)
     trained(tmp_path, f"--task {task} --text text --steps 3 --devices cpu --init-from parent --out run")
-    run, parent = (open_run(tmp_path / each) for each in ("run", "parent"))
-    assert not np.allclose(*(np.array(one.model.embedding.embeddings) for one in (run, parent)), atol=1e-6)
-    folder = written(run.pipeline, tmp_path / "out")
+    pipelines: Any = [open_run(tmp_path / each).pipeline for each in ("run", "parent")]
+    rows, old_rows = (np.array(one.model.embedding.embeddings) for one in pipelines)
+    assert not np.allclose(rows, old_rows, atol=1e-6)
+    folder = written(pipelines[0], tmp_path / "out")
     config = json_of(folder / "config.json")
     assert config["architectures"] == [name]
     if kind != "llama":
@@ -164,7 +165,7 @@ def test_a_run_that_was_fine_tuned_is_written(kind, task, name, tmp_path):
         again: Any = keras_transformer.import_huggingface(folder)
         some = ["the dog w3", "w3 w4"]
         found, expected = (
-            [(one.label, round(one.probability, 4)) for one in each.classify(some)] for each in (again, run.pipeline)
+            [(one.label, round(one.probability, 4)) for one in each.classify(some)] for each in (again, pipelines[0])
         )
         assert found == expected
 

@@ -142,10 +142,10 @@ def test_a_part_that_a_format_lacks_is_refused():
 
 @pytest.mark.parametrize("variant", WITH_HUGGING_FACE)
 def test_a_folder_for_transformers_translates_as_the_model(variant, tmp_path):
-    run = TrainedRun(translator_of(variant))
-    write_artefacts(run, tmp_path, GREEDY, [(FORMAT, "float32")])
+    translator = translator_of(variant)
+    write_artefacts(TrainedRun(translator), tmp_path, GREEDY, [(FORMAT, "float32")])
     found = import_huggingface(tmp_path / FORMAT).translate(SENTENCES)
-    assert found == run.pipeline.translate(SENTENCES, num_beams=1, max_length=12) and len({*found}) > 5
+    assert found == translator.translate(SENTENCES, num_beams=1, max_length=12) and len({*found}) > 5
 
 
 @pytest.mark.parametrize(("run", "format", "precision"), list(cells()), indirect=["run"])
