@@ -26,7 +26,7 @@ from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision
 from .hub_forms import FORMAT, Form, array_of, emitted, form_of, ids_of, resolved
-from .hub_text import beginning_of, named_ids, write_json, write_pooling, write_vocabularies
+from .hub_text import beginning_of, named_ids, write_json, write_vocabularies
 
 TOLERANCE = 1e-4  # as a share of the range of the logits
 NUM_PROBES, PROBE_LENGTH = 4, 8
@@ -82,8 +82,6 @@ def export_huggingface(
             write_vocabularies(run, aside, form)
         if "pixel_mean" in read:
             write_json(aside / "preprocessor_config.json", processor_of(read))
-        if "first_state" in read and not read["head_layer"]:
-            write_pooling(read, aside)
         if run.pipeline.own_search is not None:
             search = search_of(run, form, ids, decoding or run.decoding(), options.get("max_position_embeddings"))
             write_json(aside / "generation_config.json", search)

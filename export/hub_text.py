@@ -24,13 +24,15 @@ POOLING = "1_Pooling"
 
 
 def write_vocabularies(run: TrainedRun, folder: Path, form: Form) -> None:
-    """Writes the files of the tokenizer that the architecture has.
+    """Writes the files of the tokenizer that the architecture has, and how a model of vectors makes them of states.
 
     Raises:
         RequestError: they cannot hold a vocabulary.
     """
     config, tokenizer = model_config(run.model), run.tokenizers[0]
     most = config.get("context_length") or config["max_source_length"] + 1
+    if "first_state" in config and not config["head_layer"]:
+        write_pooling(config, folder)
     if form.name == "marian":
         write_marian(folder, run.tokenizers, [*filter(None, run.languages.split("-"))], most)
         return

@@ -155,8 +155,8 @@ def test_a_run_that_was_fine_tuned_is_written(kind, task, name, tmp_path):
     (tmp_path / "text").write_text("4 5 6 7\n" * 200 if kind == "llama" else labelled)
     trained(tmp_path, f"--task {task} --text text --steps 3 --devices cpu --init-from parent --out run")
     pipelines: Any = [open_run(tmp_path / each).pipeline for each in ("run", "parent")]
-    rows, old_rows = (np.array(one.model.embedding.embeddings) for one in pipelines)
-    assert not np.allclose(rows, old_rows, atol=1e-6)
+    new, old = (np.array(one.model.embedding.embeddings) for one in pipelines)
+    assert not np.allclose(new, old, atol=1e-6)
     folder = written(pipelines[0], tmp_path / "out")
     config = json_of(folder / "config.json")
     assert config["architectures"] == [name]
