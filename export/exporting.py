@@ -9,7 +9,6 @@ from pathlib import Path
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import write_folder_whole
-from keras_transformer.models.base import FamilyModel
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
@@ -54,7 +53,7 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
         max_length=arguments.max_length,
     )
     plan = planned(arguments.format, arguments.precision)
-    check_parts(run.model, plan)
+    check_parts(run, plan)
     check_vocabulary(run, plan)
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
         with write_folder_whole(folder) as aside:
@@ -125,15 +124,16 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     return plan
 
 
-def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
+def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
+    model = run.model
     for format, precision in plan:
         if format == "onnx":
             import_module(".onnx.export", __package__).require_recordable(model)
         elif format == "ctranslate2":
             require_held(model, precision)
         elif format == FORMAT:
-            require_form(model)
+            require_form(run)
         elif format == "tflite":
             require_size(model, precision)
         if (format, precision) in REMADE:
@@ -148,14 +148,15 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
         raise RequestError("ctranslate2 makes no translation begin with the tag of its language: leave it out")
     if all(one.is_sentencepiece for one in run.tokenizers):
         return
-    if others := run.tokenizers[-1].other_ends:
+    formats = {*dict(plan)}
+    if (others := run.tokenizers[-1].other_ends) and formats != {FORMAT}:
         raise RequestError(
             f"any of {1 + len(others)} ids ends a text of this model, and the search of an artefact knows one: its "
             "texts would go on"
         )
-    if refused := sorted({"ctranslate2", "huggingface"} & {*dict(plan)}):
-        raise RequestError(f"{refused[0]} takes SentencePiece's pieces; this run has another vocabulary: leave it out")
-    if reason := run.reason_against_text:
+    if "ctranslate2" in formats:
+        raise RequestError("ctranslate2 takes SentencePiece's pieces; this run has another vocabulary: leave it out")
+    if (reason := run.reason_against_text) and formats != {FORMAT}:
         say(f"left out: artefacts that take text: {reason}; tokenizer.json is written")
 
 

@@ -6,6 +6,7 @@ and tensors are read backwards, and there are no others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,22 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart_models, bert_models, causal_models, layouts, t5, vit
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Layout, variable_at
+from keras_transformer.importing.weights import Layout
 from keras_transformer.lengths import longest
 from keras_transformer.making import model_config
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.inspection import Difference
 from keras_transformer.options import Config
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PAD, START
+from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PAD, START, Tokenizer
 
 FORMAT = "huggingface"
-NUM_SEGMENTS = 2  # BERT has two, which get the same vector
 # What decides no logit, or what a folder has beside config.json.
-TAKEN_OVER = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "pixel_mean", "pixel_std")
-NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers"}
+TAKEN_OVER = (
+    "vocabulary_size", "source_vocabulary_size", "num_control_ids", "pixel_mean", "pixel_std", "first_state",
+    "unit_vectors",
+)  # fmt: skip
+NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers", "fixed_output_bias"}
 ADDED = ("sinusoidal", "learned", "none")  # positions that a table of vectors can stand for
 
 
@@ -50,20 +54,29 @@ class Form:
     mask = MASK_PIECE
     around: tuple[list[str], list[str]] = ([], [CONTROL_PIECES[END]])
 
+    def reads(self, tokenizer: Tokenizer | None) -> bool:
+        """Whether the folder holds such a vocabulary."""
+        return True
+
     def class_of(self, config: Config) -> str:
         """The class in transformers for a model of this configuration."""
         return self.class_name
 
-    def options(self, config: Config) -> Config:
-        """The options of config.json that are not ids, from the resolved configuration of a model."""
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
+        """The options of config.json that are not ids, from the resolved configuration of a model.
+
+        Args:
+            config: the configuration.
+            ids: for each id of the run the one in the folder.
+        """
         raise NotImplementedError
 
     def arguments(self, options: Options, config: Config) -> Config:
         """What the import reads from these options, a complete configuration."""
         raise NotImplementedError
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        """Where the weights lie, see `Layout`."""
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        """Where the weights lie, see `Layout`. `ids` are as in `options`."""
         raise NotImplementedError
 
 
@@ -71,18 +84,19 @@ def _taken_over(config: Config) -> Config:
     return {name: config[name] for name in TAKEN_OVER if name in config}
 
 
-def _ids(config: Config) -> tuple[list[int], int]:
-    """For each id of the run the one in the folder, which is the same, and their number."""
-    count = config["vocabulary_size"]
-    return [*range(count)], count
+class OfPieces(Form):
+    """An architecture whose folder has SentencePiece's own files."""
+
+    def reads(self, tokenizer: Tokenizer | None) -> bool:
+        return tokenizer is not None and tokenizer.is_sentencepiece
 
 
-class Marian(Form):
+class Marian(OfPieces):
     """The paper's model with sinusoids and biases, and with vocabularies of SentencePiece."""
 
     name, class_name = "marian", "MarianMTModel"
 
-    def options(self, config: Config) -> Config:
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
         most = longest(config["max_source_length"])
         sizes = {"vocab_size": config["source_vocabulary_size"] or config["vocabulary_size"]}
         sizes["decoder_vocab_size"] = config["vocabulary_size"]
@@ -93,7 +107,7 @@ class Marian(Form):
     def arguments(self, options: Options, config: Config) -> Config:
         return family.complete({**bart_models.marian_arguments(options), **_taken_over(config)})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         count = config["vocabulary_size"]
         counts = config["source_vocabulary_size"] or count, count
         is_shared = config["source_vocabulary_size"] is None
@@ -105,31 +119,32 @@ class Bart(Form):
 
     name, class_name, first_position = "bart", "BartForConditionalGeneration", bart_models.OFFSET
 
-    def options(self, config: Config) -> Config:
-        return bart_models.bart_options({**config, "max_source_length": longest(config["max_source_length"]) - 1})
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
+        return bart_models.bart_options({**config, "max_source_length": config["num_positions"] - 1})
 
     def arguments(self, options: Options, config: Config) -> Config:
         one = {"source_vocabulary_size": None}
         return family.complete({**bart_models.bart_arguments(options), **_taken_over(config), **one})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        return bart_models.bart_layout(file, config, *_ids(config))
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        found = bart_models.bart_layout(file, config, [*ids], 1 + max(ids))
+        return found._replace(orders={"V": found.orders["V"]})  # no position is a copy there
 
 
-class T5(Form):
+class T5(OfPieces):
     """Buckets of distances, RMS norms before the sub-layers, no biases, one vocabulary."""
 
     name, class_name, last_norm = "t5", "T5ForConditionalGeneration", "decoder_stack.norm"
 
-    def options(self, config: Config) -> Config:
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
         return {**t5.t5_options(config), "scale_decoder_outputs": config["tied_output"]}
 
     def arguments(self, options: Options, config: Config) -> Config:
         own = {"source_vocabulary_size": None, "tied_output": options.switch("tie_word_embeddings", True)}
         return family.complete({**t5.arguments(options), **_taken_over(config), **own})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        return t5.layout(file, config, *_ids(config), is_scaled=config["tied_output"])
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        return t5.layout(file, config, [*ids], 1 + max(ids), is_scaled=config["tied_output"])
 
 
 class Gpt2(Form):
@@ -140,14 +155,14 @@ class Gpt2(Form):
     own_argument, ids = "context_length", {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
     around = ([CONTROL_PIECES[START]], [])
 
-    def options(self, config: Config) -> Config:
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
         return causal_models.gpt2_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
         return layouts.complete_language_model({**causal_models.gpt2_arguments(options), **_taken_over(config)})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        return causal_models.gpt2_layout(file, config, *_ids(config))
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        return causal_models.gpt2_layout(file, config, [*ids], 1 + max(ids))
 
 
 class Llama(Gpt2):
@@ -155,39 +170,90 @@ class Llama(Gpt2):
 
     name, class_name, first_position = "llama", "LlamaForCausalLM", None
 
-    def options(self, config: Config) -> Config:
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
         return causal_models.llama_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
         return layouts.complete_language_model({**causal_models.llama_arguments(options), **_taken_over(config)})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        return causal_models.llama_layout(file, config, *_ids(config))
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        return causal_models.llama_layout(file, config, [*ids], 1 + max(ids))
 
 
 class Bert(Form):
-    """An encoder with learned positions, a norm after the embedding, biases, and a head for labels or masked tokens."""
+    """An encoder with learned positions, a norm after the embedding, biases, and a head for labels or masked tokens.
 
-    name, first_position, last_norm = "bert", 0, "head_layer.norm"
-    own_argument, ids = "context_length", {"pad_token_id": PAD}
+    Args:
+        has_head: False for a model that makes vectors alone.
+    """
+
+    name, class_name, first_position = "bert", "Bert", 0
+    own_argument = "context_length"
+    ids: Config = {"pad_token_id": PAD}
     control = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False))
     mask = bert_models.SPECIAL[-1]
     around = (["[CLS]"], ["[SEP]"])
+    architecture = bert_models.BERT
+
+    def __init__(self, has_head: bool = True):
+        self.has_head = has_head
+        self.last_norm = "head_layer.norm" if has_head else ""
+
+    def reads(self, tokenizer: Tokenizer | None) -> bool:
+        return not _is_of_roberta(tokenizer)
 
     def class_of(self, config: Config) -> str:
-        return "BertForSequenceClassification" if config["num_labels"] else "BertForMaskedLM"
+        head = "ForSequenceClassification" if config["num_labels"] else "ForMaskedLM" if self.has_head else "Model"
+        return self.class_name + head
 
-    def options(self, config: Config) -> Config:
-        return {**bert_models.bert_options(config), "type_vocab_size": NUM_SEGMENTS}
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
+        segments = {"type_vocab_size": self.architecture.num_segments} if self.architecture.num_segments else {}
+        options = bert_models.bert_options(self.architecture, config, self._first(ids[PAD]))
+        return {**options, **segments, "pad_token_id": ids[PAD]}
 
     def arguments(self, options: Options, config: Config) -> Config:
-        num_labels = config.get("num_labels") or 0
-        arguments = bert_models.arguments(bert_models.BERT, options, num_labels, fills=not num_labels)
+        num_labels, first = config.get("num_labels") or 0, self._first(options.size("pad_token_id"))
+        fills = self.has_head and not num_labels
+        arguments = bert_models.arguments(self.architecture, options, num_labels, fills, first)
         return bert_models.complete({**arguments, **_taken_over(config)})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
-        rows = (0, config["context_length"])
-        return bert_models.layout(bert_models.BERT, file, config, *_ids(config), rows, NUM_SEGMENTS)
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        first, prefix = self._first(ids[PAD]), self.architecture.prefix
+        sizes = 1 + max(ids), (first, first + config["context_length"]), self.architecture.num_segments
+        found = bert_models.layout(self.architecture, file, config, [*ids], *sizes)
+        if self.has_head:
+            return found
+        names = [(one.theirs.removeprefix(prefix), one.added.removeprefix(prefix)) for one in found.table]
+        table = [one._replace(theirs=name, added=added) for one, (name, added) in zip(found.table, names, strict=True)]
+        return found._replace(table=table)
+
+    def _first(self, pad: int) -> int:
+        """The row of the first position."""
+        return 1 + pad if self.architecture.counts_pad else 0
+
+
+class Roberta(Bert):
+    """BERT with RoBERTa's special tokens, whose rows of positions begin behind the id of pad."""
+
+    name, class_name, architecture = "roberta", "Roberta", bert_models.ROBERTA
+    ids: Config = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+
+    def reads(self, tokenizer: Tokenizer | None) -> bool:
+        return _is_of_roberta(tokenizer)
+
+
+class DistilBert(Bert):
+    """BERT without segments, and with a ReLU in the layer before labels. Without labels BERT holds it too."""
+
+    name, class_name, architecture = "distilbert", "DistilBert", bert_models.DISTILBERT
+
+
+def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
+    """Whether a vocabulary has RoBERTa's special tokens."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return False
+    first = [tokenizer.library.id_to_token(id) for id in tokenizer.ids[: END + 1]]
+    return first == [*bert_models.ROBERTA_SPECIAL[: END + 1]]
 
 
 class Vit(Form):
@@ -196,43 +262,64 @@ class Vit(Form):
     name, class_name, own_argument, first_position = "vit", "ViTForImageClassification", "image_size", 0
     ids: Config = {}
 
-    def options(self, config: Config) -> Config:
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
         return vit.vit_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
         arguments = vit.arguments(options, config.get("num_labels") or 0)
         return vit.complete({**arguments, **_taken_over(config)})
 
-    def layout(self, file: TensorFile, config: Config) -> Layout:
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         return vit.layout(config, has_biases=True)
 
 
 # The first that holds a model is written.
-FORMS: tuple[Form, ...] = (Marian(), Bart(), T5(), Gpt2(), Llama(), Bert(), Vit())
+FORMS: tuple[Form, ...] = (
+    Marian(), Bart(), T5(), Gpt2(), Llama(), Bert(), Bert(has_head=False), Roberta(), Roberta(has_head=False),
+    DistilBert(), Vit(),
+)  # fmt: skip
 
 
-def form_of(config: Config) -> tuple[Form, Config]:
-    """The architecture that holds a model, and the configuration that the import will read.
+def ids_of(tokenizer: Tokenizer | None, vocabulary_size: int) -> list[int]:
+    """For each id of a run the one in the folder: the same, or that of the run's own tokenizer.json.
+
+    Raises:
+        RequestError: the ids there are not all from 0 on, as the rows of a matrix are.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return [*range(vocabulary_size)]
+    if {*tokenizer.ids} != {*range(len({*tokenizer.ids}))}:
+        raise RequestError(f"{FORMAT}: expected the ids in the run's tokenizer.json to be all from 0 on; some are left")
+    return [*tokenizer.ids]
+
+
+def form_of(model: FamilyModel, tokenizer: Tokenizer | None) -> tuple[Form, Config, Config]:
+    """The architecture that holds a model, its options in config.json, and the configuration that the import will read.
 
     Args:
-        config: the model's kind and complete arguments, see `model_config`.
+        model: the model.
+        tokenizer: the vocabulary of what it writes; None for a model of images.
 
     Raises:
         RequestError: there is none. The message names what the nearest one lacks.
     """
-    ours, lacking, faults = resolved(config), {}, []
+    config, lacking, faults = model_config(model), {}, []
+    ours, ids = resolved(config), ids_of(tokenizer, config.get("vocabulary_size", 0))
+    if "max_source_length" in config:
+        ours["num_positions"] = _num_positions(model, config)
     for form in FORMS:
-        if form.own_argument not in config:
+        if form.own_argument not in config or not form.reads(tokenizer):
             continue
+        options = form.options(ours, ids)
         try:
-            found = form.arguments(Options(form.options(ours), form.name), config)
+            found = form.arguments(Options(options, form.name), config)
         except (RequestError, ValueError) as error:
             faults.append(str(error))
             continue
         if found.get("kind", family.DEFAULT_KIND) == config["kind"]:
             lacking[form] = differences(ours, resolved(found), form)
             if not lacking[form]:
-                return form, found
+                return form, options, found
     if not lacking:
         reason = "; ".join(faults) or f"none is a {config['kind']}"
         raise RequestError(f"{FORMAT} has no architecture for this model: {reason}")
@@ -241,6 +328,15 @@ def form_of(config: Config) -> tuple[Form, Config]:
     raise RequestError(
         f"{FORMAT} has no architecture for this model; the nearest, {form.name}, has {told}: train with these"
     )
+
+
+def _num_positions(model: Any, config: Config) -> int:
+    """The positions that a translator needs. The last vectors of an imported table are copies of the one before."""
+    most, count = config["max_source_length"], longest(config["max_source_length"])
+    if config["positions"]["name"] != "learned":
+        return count
+    tables = [array_of(table)[most - count :] for table in model.positions.weights]
+    return most + 1 if all(np.all(table == table[0]) for table in tables) else count
 
 
 def resolved(config: Config) -> Config:
@@ -283,62 +379,9 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
     return found
 
 
-def tensors_of(model: FamilyModel, form: Form, layout: Layout) -> dict[str, np.ndarray]:
-    """The tensors of an architecture that holds the model.
-
-    An architecture without a factor on embeddings gets larger embeddings, and a smaller norm before an output that
-    shares their matrix.
-
-    Raises:
-        RequestError: a weight of the model has no place there, and is not 0.
-    """
-    config, used = resolved(model_config(model)), set()
-    scale = config["embedding_scale"] if form.last_norm else 1.0
-    tables = form.first_position is not None
-    if tables:
-        used |= {id(variable) for variable in model.positions.weights}
-
-    def values(path: str) -> np.ndarray | None:
-        if tables and path.startswith("positions."):
-            return _position_table(model, layout, form.first_position or 0, path)
-        try:
-            variable = variable_at(model, path)
-        except AttributeError:
-            return None
-        if variable is None:
-            return None
-        used.add(id(variable))
-        array = _array(variable)
-        if path.endswith("embedding.embeddings") and not path.startswith("output"):
-            return array * np.float32(scale)
-        is_last = bool(form.last_norm) and path.startswith(form.last_norm) and config["tied_output"]
-        return array / np.float32(scale) if is_last else array
-
-    tensors = layout.tensors(values)
-    for variable in model.weights:
-        if id(variable) not in used and np.any(_counting(model, config, variable)):
-            raise RequestError(f"{FORMAT}: {form.name} has no place for the weight {variable.path}, which is not 0")
-    return tensors
-
-
-def _array(values: object) -> np.ndarray:
+def array_of(values: object) -> np.ndarray:
+    """Numbers in float32."""
     return np.asarray(ops.convert_to_numpy(values), "float32")
-
-
-def _position_table(model: FamilyModel, layout: Layout, first: int, path: str) -> np.ndarray:
-    """What the model adds at each position, behind as many rows as the architecture does not use."""
-    count = len(layout.orders.get("P", range(layout.sizes["P"]))) - first
-    nothing = ops.convert_to_tensor(np.zeros((count, model.hidden_dim), "float32"))
-    embed = model.positions.embed_target if "decoder" in path else model.positions.embed
-    return np.pad(_array(embed(nothing, ops.convert_to_tensor(np.arange(count)))), ((first, 0), (0, 0)))
-
-
-def _counting(model: Any, config: Config, variable: Any) -> np.ndarray:
-    """The numbers of a weight that a result depends on: no search takes the logits of control ids but the end's."""
-    array, output = _array(variable), getattr(model, "output_embedding", None)
-    if output is None or variable is not output.bias:
-        return array
-    return array[emitted(config)] if not config.get("num_labels") else np.zeros(0)
 
 
 def emitted(config: Config) -> list[int]:

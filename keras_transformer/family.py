@@ -70,6 +70,7 @@ ARGUMENTS: dict[str, Option] = {
     "stack": _slot("stack", "how the blocks are stacked"),
     "attention_bias": _switch(False, "biases in the projections of attention"),
     "output_bias": _switch(False, "a bias added to the logits"),
+    "fixed_output_bias": _switch(False, "training leaves that bias as it is"),
     "tied_output": _switch(True, "the output layer shares the target embedding's matrix"),
     "embedding_scale": Option(
         None, "factor on embeddings, by default the square root of hidden-dim", float, least=1e-6, most=1e6,
@@ -88,7 +89,8 @@ ONE_STACK: dict[str, Option] = {
     "context_length": Option(256, "the most positions that the model takes at once", least=2, most=1_000_000),
 }
 _OF_IDS = {
-    "vocabulary_size", "output_bias", "tied_output", "embedding_scale", "num_control_ids", "context_length",
+    "vocabulary_size", "output_bias", "fixed_output_bias", "tied_output", "embedding_scale", "num_control_ids",
+    "context_length",
 }  # fmt: skip
 # The parts of a Vision Transformer (arXiv 2010.11929, 3.1), where they differ from those of other models.
 VISION: Config = {

@@ -26,6 +26,7 @@ keras_transformer.__main__ train export.__main__
 export.exporting
 keras_transformer.__init__
 export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub
+export.hub_text
 export.artefacts export.hub_forms export.tflite_converter
 export.word_pieces
 tasks
@@ -47,7 +48,7 @@ keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version keras_transformer.machine
 """
-MOST_MODULES = 207  # of the package and of export
+MOST_MODULES = 208  # of the package and of export
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder")}

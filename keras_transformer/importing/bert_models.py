@@ -178,9 +178,9 @@ def arguments(architecture: Architecture, options: Options, num_labels: int, fil
     }
 
 
-def bert_options(config: Config) -> Config:
-    """The options that `arguments` reads as this configuration, if BERT has a form of it."""
-    return {**write_named(config, ENCODER_NAMES), "max_position_embeddings": config["context_length"]}
+def bert_options(architecture: Architecture, config: Config, first: int = 0) -> Config:
+    """The options that `arguments` reads as this configuration, if the architecture has a form of it."""
+    return {**write_named(config, architecture.names), "max_position_embeddings": first + config["context_length"]}
 
 
 def complete(config: Config) -> Config:

@@ -237,7 +237,8 @@ def completed(options: Options, config: Config, complete: Callable[[Config], Con
 
 def complete_language_model(config: Config) -> Config:
     """A language model's configuration with what the architectures have in common. Raises ValueError as `complete`."""
-    fixed = {"output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
+    # The bias keeps copies of rows from taking a probability; the architectures have no other.
+    fixed = {"output_bias": True, "fixed_output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
     return {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
 
 

@@ -171,6 +171,7 @@ def arguments(options: Options, feed_forward: str = "relu") -> Config:
         "feed_forward": kind,
         "activation": activation,
         "output_bias": True,
+        "fixed_output_bias": True,  # T5 has no place for another
         "embedding_scale": 1.0,
     }
 

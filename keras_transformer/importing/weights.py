@@ -77,7 +77,8 @@ class Layout(NamedTuple):
         return tuple(self.sizes[letter] for letter in axes)
 
     def tensors(self, values: Callable[[str], np.ndarray | None]) -> dict[str, np.ndarray]:
-        """The tensors of a file, from which `Weights.read` makes these values.
+        """The tensors of a file, from which `Weights.read` makes these values. Of several copies of a row the last
+        counts: a model reads and emits that one. Rows that our model lacks are 0.
 
         Args:
             values: the numbers of the weight of our model at a path; None if our model has no such weight, which is
@@ -101,8 +102,13 @@ class Layout(NamedTuple):
             shape[axis] = len(self.orders[letter]) if letter in self.orders else shape[axis]
         array = array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)) / np.float32(weight.factor)
         for axis, letter in enumerate(weight.axes):
-            if letter in self.orders:  # the first of several copies counts
-                array = np.take(array, np.unique(self.orders[letter], return_index=True)[1], axis)
+            if letter in self.orders:
+                shape = [*array.shape]
+                shape[axis] = self.sizes[letter] // (weight.part[1] if axis == array.ndim - 1 else 1)
+                places = (slice(None),) * axis + (self.orders[letter],)
+                ordered = np.zeros(shape, "float32")
+                ordered[places] = array
+                array = ordered
         return array
 
 

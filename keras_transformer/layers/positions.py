@@ -27,7 +27,7 @@ class TokenEmbedding(Layer):
         vocabulary_size: V.
         hidden_dim: D.
         scale: the factor on the rows; by default √D.
-        output_bias: whether the logits have a bias.
+        output_bias, fixed_bias: whether the logits have a bias, and whether training leaves it as it is.
 
     Call arguments:
         ids: (...) token ids.
@@ -41,18 +41,16 @@ class TokenEmbedding(Layer):
 
     def __init__(
         self,
-        vocabulary_size: int,
-        hidden_dim: int,
-        scale: float | None = None,
-        output_bias: bool = False,
-        **kwargs: object,
-    ):
+        vocabulary_size: int, hidden_dim: int, scale: float | None = None, output_bias: bool = False,
+        fixed_bias: bool = False, **kwargs: object,
+    ):  # fmt: skip
         super().__init__(**kwargs)
         require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.scale = math.sqrt(hidden_dim) if scale is None else scale
         self.output_bias = output_bias
+        self.fixed_bias = fixed_bias
 
     def build(self, ids_shape: tuple) -> None:
         self.embeddings = self.add_weight(
@@ -71,7 +69,8 @@ class TokenEmbedding(Layer):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., D) → (..., V)."""
-        return ops.product(x, self.embeddings, self.bias, transposed=True)
+        bias = ops.stop_gradient(self.bias) if self.bias is not None and self.fixed_bias else self.bias
+        return ops.product(x, self.embeddings, bias, transposed=True)
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)

@@ -99,7 +99,8 @@ def _embedding_norm(config: Config, dtype: object) -> Any:
 
 
 def _embedding(size: int, config: Config, dtype: object, output_bias: bool = False) -> TokenEmbedding:
-    return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
+    is_fixed = config["fixed_output_bias"]
+    return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, is_fixed, dtype=dtype)
 
 
 def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Config:

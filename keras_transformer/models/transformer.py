@@ -46,6 +46,7 @@ class Transformer(FamilyModel):
             options, or a class of your own, see `register_part`.
         attention_bias: whether the projections of attention have biases.
         output_bias: whether the logits have a bias.
+        fixed_output_bias: whether training leaves that bias as it is.
         tied_output: False gives the output its own matrix.
         embedding_scale: the factor on embeddings; by default √D.
         embedding_norm: whether a norm follows the sum of embedding and position.
@@ -101,8 +102,9 @@ class Transformer(FamilyModel):
         decoder_attention: PartConfig | None = None, score: PartConfig = "scaled_dot",
         residual: PartConfig = "post_norm", norm: PartConfig = "layer", feed_forward: PartConfig = "plain",
         activation: PartConfig = "relu", stack: PartConfig = "layers",
-        attention_bias: bool = False, output_bias: bool = False, tied_output: bool = True,
-        embedding_scale: float | None = None, embedding_norm: bool = False, num_control_ids: int = 4,
+        attention_bias: bool = False, output_bias: bool = False, fixed_output_bias: bool = False,
+        tied_output: bool = True, embedding_scale: float | None = None, embedding_norm: bool = False,
+        num_control_ids: int = 4,
         **kwargs: object,
     ):  # fmt: skip
         given = locals()

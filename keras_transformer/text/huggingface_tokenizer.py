@@ -40,7 +40,7 @@ class HuggingFaceTokenizer(Tokenizer):
     around a text is left out where the model puts its own start and end there.
 
     Args:
-        model: what `HuggingFaceTokenizer.of` writes.
+        model: what `HuggingFaceTokenizer.of` writes. `ids` are then its ids for each of ours.
 
     Raises:
         ValueError: the bytes are no such vocabulary.
@@ -56,15 +56,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        text, self._ids, self.has_mask, self.chat_template, self.other_ends = _parsed(model)
+        text, self.ids, self.has_mask, self.chat_template, self.other_ends = _parsed(model)
         self.library = library_tokenizer(text)
-        self.vocabulary_size = len(self._ids)
-        own = {id: place for place, id in reversed([*enumerate(self._ids)]) if place > END}
+        self.vocabulary_size = len(self.ids)
+        own = {id: place for place, id in reversed([*enumerate(self.ids)]) if place > END}
         # Some control ids of ours may be copies of one id. A text has the last of these, which a model reads and emits.
-        self._ours = {self._ids[place]: place for place in (UNKNOWN, START, END)} | own
+        self._ours = {self.ids[place]: place for place in (UNKNOWN, START, END)} | own
         around = [*self.library.encode("a").ids]  # with a text inside, because start and end may be one id
-        self.has_start = around[:1] == [self._ids[START]] and self._ids[START] not in own
-        self.has_end = len(around) > self.has_start and around[-1] == self._ids[END]
+        self.has_start = around[:1] == [self.ids[START]] and self.ids[START] not in own
+        self.has_end = len(around) > self.has_start and around[-1] == self.ids[END]
 
     @classmethod
     def of(
@@ -92,6 +92,11 @@ class HuggingFaceTokenizer(Tokenizer):
         content |= {"other_ends": [*other_ends]} if other_ends else {}
         return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
+    @property
+    def text(self) -> str:
+        """The text of the tokenizer.json."""
+        return _parsed(self.model)[0]
+
     @cached_property
     def has_line_breaks(self) -> bool:
         """Whether a text keeps its line breaks."""
@@ -112,7 +117,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_masked(self, line: str) -> list[int]:
         """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
-        return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self._ids[MASK]))])[0]
+        return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self.ids[MASK]))])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text of any number of lines, without the start that the model puts before it."""
@@ -121,7 +126,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         if not self.chat_template:
             return super().chat_text(messages)
-        start, end = (self.library.id_to_token(self._ids[place]) for place in (START, END))
+        start, end = (self.library.id_to_token(self.ids[place]) for place in (START, END))
         text = rendered(
             self.chat_template, messages=[*messages], add_generation_prompt=True, bos_token=start, eos_token=end
         )
@@ -133,18 +138,18 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def unread(self, line: str) -> list[str]:
         """The characters of a line that are read as unknown."""
-        line, unknown = self.normalize(line), self._ids[UNKNOWN]
+        line, unknown = self.normalize(line), self.ids[UNKNOWN]
         found = self.library.encode(line)
         spans = [span for id, span in zip(found.ids, found.offsets, strict=True) if id == unknown]
         return [char for first, last in spans for char in line[first:last]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of ids up to its end id, without special tokens. It is always one line."""
-        return [one_line(self._text([self._ids[id] for id in until_end(row)])).strip() for row in ids]
+        return [one_line(self._text([self.ids[id] for id in until_end(row)])).strip() for row in ids]
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
-        kept = [self._ids[id] for id in map(int, ids) if id not in (PAD, START, END, *self.other_ends)]
+        kept = [self.ids[id] for id in map(int, ids) if id not in (PAD, START, END, *self.other_ends)]
         before = self.library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
@@ -178,7 +183,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def _spellings(self) -> list[str]:
         control = [*CONTROL_PIECES, *([MASK_PIECE] if self.has_mask else [])]
-        tokens = [self.library.id_to_token(id) or f"<id {id}>" for id in self._ids[len(control) :]]
+        tokens = [self.library.id_to_token(id) or f"<id {id}>" for id in self.ids[len(control) :]]
         special = {token.content for token in self.library.get_added_tokens_decoder().values()}
         return control + [token if token in special else self._spelled(token) for token in tokens]
 

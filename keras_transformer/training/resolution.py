@@ -213,7 +213,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     if task not in [*TASKS] or TASKS[task].kind != parent["model"]["kind"]:
         raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
     cls = TASKS[task].settings
-    sizes = _sizes_of(parent["model"], cls)
+    sizes = _sizes_of(parent["model"], cls, given)
     for name, size in sizes.items():
         if name in given and given[name] != size:
             flag = flag_of(name)
@@ -236,13 +236,15 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
-def _sizes_of(model: Config, settings: type[Any]) -> Config:
+def _sizes_of(model: Config, settings: type[Any], given: Config) -> Config:
     names = {setting.name for setting in fields(settings)}
     sizes = {name: spelled(settings, name, model[name]) for name in _fixed_by_parent(settings)}
     if "vocabulary_size" in names and "vocabulary_size" in model:
         sizes["vocabulary_size"] = model["vocabulary_size"]
     if "separate_vocabularies" in names:
         sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
+    if "head_layer" in given and settings.mark == "labels" and model.get("num_labels") is None:
+        del sizes["head_layer"]  # the layer before labels is a new one
     return sizes
 
 

@@ -54,6 +54,7 @@ MODELS: dict[str, Config] = {
     "llama linear": {**LLAMA, "positions": {"name": "rotary", "interpolation": 2.5}},
     "bert": {**BERT, "output_bias": True, "num_control_ids": 5, "positions": "learned"},
     "bert labels": {**BERT, "num_labels": 3, "attention_bias": True},
+    "distilbert": {**BERT, "num_labels": 3, "attention_bias": True, "head_activation": "relu"},
     "vit": {"kind": "image-classifier", "num_labels": 3, "image_size": 8, "patch_size": 2},
     "vit grey": {
         "kind": "image-classifier", "num_labels": 3, "image_size": 8, "patch_size": 4, "channels": 1,

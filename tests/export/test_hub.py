@@ -10,8 +10,9 @@ import pytest
 import keras_transformer
 from export.__main__ import main
 from export.artefacts import Decoding, TrainedRun
-from export.hub import export_huggingface, probes, tokenizer_json
+from export.hub import export_huggingface, probes
 from export.hub_forms import emitted
+from export.hub_text import tokenizer_json
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import import_huggingface, read_huggingface
@@ -139,7 +140,7 @@ def test_an_embedding_of_its_own_scale_is_the_same_function(tmp_path):
         ({**MODELS["llama"], "attention_bias": True}, "llama, has attention_bias False, not True"),
         ({**MODELS["vit"], "stem": "attentive"}, "vit, has stem patches, not attentive"),
         ({**MODELS["bert labels"], "head_layer": False}, "bert, has head_layer True, not False"),
-        ({**MODELS["bert labels"], "head_activation": "relu"}, "bert, has head_activation None, not relu"),
+        ({**MODELS["bert labels"], "head_activation": "gelu"}, "bert, has head_activation None, not gelu"),
     ],
 )
 def test_what_has_no_form_there_is_refused_by_name(changes, message, tmp_path):
@@ -241,7 +242,7 @@ def test_transformers_continues_texts_as_the_run(made, theirs):
 
 
 @pytest.mark.parity
-@of("bert")
+@of("bert", "distilbert")
 def test_transformers_reads_texts_as_the_run(made, theirs):
     some, tokenizer, pipeline = lines(7, 6), tokenizer_of(made.folder), made.run.pipeline
     batch = tokenizer(some, return_tensors="pt", padding=True)

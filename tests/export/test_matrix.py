@@ -1,4 +1,5 @@
-"""Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name.
+"""Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name. A
+folder in Hugging Face's format has no certificate: it translates as the model when it is imported again.
 
 A sample is marked `long`, the rest `full`. A new row of `family.SLOTS` is a new variant here.
 """
@@ -13,14 +14,17 @@ import keras
 import pytest
 
 from export.__main__ import FORMATS
-from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
+from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun
 from export.certificate import artefacts_in, certify, comparison, execution, judgement, runner
 from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts
+from export.hub_forms import FORMAT
 from keras_transformer import family
 from keras_transformer.decoding.sentences import Texts
 from keras_transformer.decoding.signatures import Searching, Signature
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import import_huggingface
 from keras_transformer.models import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
@@ -47,8 +51,10 @@ WITHOUT_CTRANSLATE2 = [
     "score=location:max_length=6", "residual=sub_norm", "residual=none",
     "attention=local:width=3", "attention=compressed:width=4", "feed_forward=experts:num_experts=3", "stack=universal",
 ]  # fmt: skip
-REFUSED = {"ctranslate2": WITHOUT_CTRANSLATE2}
+# The variants that an architecture of Hugging Face's holds.
+WITH_HUGGING_FACE = ["positions=sinusoidal", "activation=gelu", "activation=gelu_tanh", "activation=silu"]
 ARTEFACTS = [(format, one) for format in FORMATS for one in PRECISIONS if (format, one) not in NO_SUCH_PRECISION]
+CERTIFIED = [artefact for artefact in ARTEFACTS if artefact[0] != FORMAT]
 # Each part alone, as on a command line; tests/golden has some together. The first part of a slot is the default.
 VARIANTS = ["positions=sinusoidal"] + [
     f"{slot}={text}"
@@ -57,13 +63,19 @@ VARIANTS = ["positions=sinusoidal"] + [
 ]
 
 
+REFUSED = {
+    "ctranslate2": WITHOUT_CTRANSLATE2,
+    FORMAT: [variant for variant in VARIANTS if variant not in WITH_HUGGING_FACE],
+}
+
+
 def written(variant: str) -> list[tuple[str, str]]:
-    """The artefacts of a variant that are not refused."""
-    return [artefact for artefact in ARTEFACTS if variant not in REFUSED.get(artefact[0], [])]
+    """The certified artefacts of a variant that are not refused."""
+    return [artefact for artefact in CERTIFIED if variant not in REFUSED.get(artefact[0], [])]
 
 
 def cells() -> Iterator[Any]:
-    """Variant × artefact, where it is not refused. Every ninth is in the sample, for there are eleven artefacts."""
+    """Variant × artefact, where it is not refused. Every ninth is in the sample, for there are ten artefacts."""
     for number, cell in enumerate((variant, *artefact) for variant in VARIANTS for artefact in written(variant)):
         yield pytest.param(*cell, marks=pytest.mark.full if number % 9 else pytest.mark.long, id="-".join(cell))
 
@@ -119,11 +131,21 @@ def run(request, monkeypatch) -> TrainedRun:
 
 
 def test_a_part_that_a_format_lacks_is_refused():
-    for variant in WITHOUT_CTRANSLATE2:
-        model = make_model(variant, 64)
+    vocabulary = Tokenizer.train(lines(0), 64)
+    for variant in VARIANTS:
+        run = TrainedRun(Translator(make_model(variant, 64), vocabulary))
         for format, refused in REFUSED.items():
-            with pytest.raises(Unwritable, match=f"{format} in float16") if variant in refused else nullcontext():
-                check_parts(model, [(format, "float16")])
+            message = f"{format} (in float16|has no architecture for this model)"
+            with pytest.raises(RequestError, match=message) if variant in refused else nullcontext():
+                check_parts(run, [(format, "float16")])
+
+
+@pytest.mark.parametrize("variant", WITH_HUGGING_FACE)
+def test_a_folder_for_transformers_translates_as_the_model(variant, tmp_path):
+    translator = translator_of(variant)
+    write_artefacts(TrainedRun(translator), tmp_path, GREEDY, [(FORMAT, "float32")])
+    found = import_huggingface(tmp_path / FORMAT).translate(SENTENCES)
+    assert found == translator.translate(SENTENCES, num_beams=1, max_length=12) and len({*found}) > 5
 
 
 @pytest.mark.parametrize(("run", "format", "precision"), list(cells()), indirect=["run"])

@@ -34,7 +34,7 @@ ODD = [
 
 def theirs_of(tokenizer: Any, ids: list[int]) -> list[int]:
     """The ids of the file for ours."""
-    return [tokenizer._ids[id] for id in ids]
+    return [tokenizer.ids[id] for id in ids]
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_text_ends_at_the_first_of_several_ids(tmp_path, eagerly, capsys):
     whole = [best for [best] in alone.search(prompts, GREEDY, max_tokens=9)]
     drawn = [best for [best] in alone.generate(prompts, 40, sampling)]
     end = whole[0].ids[3]
-    theirs = alone.tokenizer._ids[end]
+    theirs = alone.tokenizer.ids[end]
     change(folder, "generation_config.json", eos_token_id=[2, theirs, 59])
     assert main(["import", str(folder), str(run)]) == 0
     several = keras_transformer.load_generator(run)
@@ -298,7 +298,7 @@ def assert_fills_alike(classifier: Any, model: Any, auto: Any, line: str) -> Non
     inputs = auto(f"{line} {auto.mask_token}", return_tensors="pt")
     logits = model(**inputs).logits[0, -2].detach().numpy()  # before the end
     [[[best, *_]]] = classifier.fill([f"{line} <mask>"])
-    own = classifier.tokenizer._ids[5:]  # ours are no control ids
+    own = classifier.tokenizer.ids[5:]  # ours are no control ids
     assert best.label == classifier.tokenizer.pieces([5 + int(logits[own].argmax())])[0]
 
 

@@ -95,7 +95,7 @@ def test_a_model_that_chats_answers_as_with_transformers(chat):
         for each in QUESTIONS
     ]
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    theirs = generator.tokenizer._ids
+    theirs = generator.tokenizer.ids
     assert [generator.tokenizer.chat_text([{"role": "user", "content": each}]) for each in QUESTIONS] == texts
     ours = [generator.tokenizer.encode_text(text) for text in texts]
     assert [[theirs[id] for id in each] for each in ours] == rows

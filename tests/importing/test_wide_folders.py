@@ -45,7 +45,7 @@ def assert_ids_are_theirs(pipeline: Any, auto: Any, some: list[str]) -> None:
     tokenizer = pipeline.tokenizers[0]
     for line in some:
         ids = tokenizer.encode([line])[0] if tokenizer.has_end else tokenizer.encode_text(line)
-        assert [tokenizer._ids[id] for id in around(pipeline, ids)] == auto(line)["input_ids"], line
+        assert [tokenizer.ids[id] for id in around(pipeline, ids)] == auto(line)["input_ids"], line
 
 
 def around(pipeline: Any, ids: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def assert_logits_are_close(kind: str, pipeline: Any, model: Any, auto: Any, som
     """At each position of each line, as a share of the range of the logits; ours before the end may be copies."""
     import torch
 
-    theirs = np.array(pipeline.tokenizers[0]._ids)
+    theirs = np.array(pipeline.tokenizers[0].ids)
     places = {id: place for place, id in enumerate(theirs.tolist())}
     for line in some:
         given = auto(line, return_tensors="pt")["input_ids"]

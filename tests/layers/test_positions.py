@@ -65,6 +65,20 @@ def test_rows_are_scaled_and_logits_use_the_same_matrix(options, scale):
     assert_close(layer.logits(x), x @ matrix.T + sum(bias))
 
 
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_a_bias_on_the_logits_may_have_no_gradient(is_fixed):
+    import tensorflow as tf
+
+    layer, x = built(TokenEmbedding(7, 11, output_bias=True, fixed_bias=is_fixed), IDS.shape), random(2, 3, 11)
+    layer.bias.assign(0 * layer.bias + 3)
+    with tf.GradientTape() as tape:
+        logits = layer.logits(x)
+    gradients = tape.gradient(logits, [layer.embeddings.value, layer.bias.value])
+    assert gradients[0] is not None and (gradients[1] is None) == is_fixed
+    assert_close(logits, x @ array(layer.embeddings).T + 3)
+
+
 @pytest.mark.parametrize("layer_class", [TokenEmbedding, LearnedPositions])
 def test_initial_rows_are_normal_with_variance_one_over_width(layer_class):
     layer = layer_class(997, 101)
