@@ -85,12 +85,17 @@ def options_of(run: TrainedRun, form: Form, read: Config) -> Config:
     config = model_config(run.model)
     sizes = {"vocab_size": config["vocabulary_size"]} if "vocabulary_size" in config else {}
     options: Config = {"model_type": form.name, "architectures": [form.class_of(config)], "dtype": "float32"}
-    options |= {**sizes, **form.ids, **form.options(resolved(config))}
+    options |= {**sizes, **ids_of(form, config), **form.options(resolved(config))}
     if config.get("num_labels"):
         labels = [*run.pipeline.names]
         options["id2label"] = {str(number): label for number, label in enumerate(labels)}
         options["label2id"] = {label: number for number, label in enumerate(labels)}
     return options
+
+
+def ids_of(form: Form, config: Config) -> Config:
+    """The ids that config.json names; several may end a text of a language model."""
+    return {**form.ids, **({"eos_token_id": config["end_ids"]} if "end_ids" in config else {})}
 
 
 def search_of(run: TrainedRun, form: Form, decoding: Decoding) -> Config:
@@ -99,7 +104,7 @@ def search_of(run: TrainedRun, form: Form, decoding: Decoding) -> Config:
     Transformers divides log P by |y|^α, and the run by ((5 + |y|) / 6)^α. α is kept.
     """
     config = model_config(run.model)
-    ids = {name: id for name, id in form.ids.items() if name.endswith("_token_id")}
+    ids = {name: id for name, id in ids_of(form, config).items() if name.endswith("_token_id")}
     search: Config = {"num_beams": decoding.num_beams, "do_sample": False}
     if decoding.num_beams > 1:
         search["length_penalty"] = decoding.length_penalty

@@ -27,7 +27,7 @@ from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PA
 FORMAT = "huggingface"
 NUM_SEGMENTS = 2  # BERT has two, which get the same vector
 # What decides no logit, or what a folder has beside config.json.
-TAKEN_OVER = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "pixel_mean", "pixel_std")
+TAKEN_OVER = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "end_ids", "pixel_mean", "pixel_std")
 NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers"}
 ADDED = ("sinusoidal", "learned", "none")  # positions that a table of vectors can stand for
 
