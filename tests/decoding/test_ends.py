@@ -117,7 +117,8 @@ def test_a_draw_follows_the_probabilities_of_the_ends_as_one(generator, options)
             probs = np.exp(row[some] / given["temperature"])
             sums = np.cumsum(probs / probs.sum())
             kept = np.count_nonzero(sums - probs / probs.sum() < given["top_p"])
-            added.append(int(some[np.searchsorted(sums[:kept], uniforms[len(added)] * sums[kept - 1], "right"))])
+            place = np.searchsorted(sums[:kept], uniforms[len(added)] * sums[kept - 1], "right")
+            added.append(int(some[place]))
         assert list(found.ids) == added
         assert found.score == pytest.approx(log_prob_of(generator, read, added), abs=1e-4)
         ended += END in added
