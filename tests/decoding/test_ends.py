@@ -80,7 +80,7 @@ def test_greedy_search_takes_the_likeliest_and_an_end_is_as_likely_as_all_togeth
         added: list[int] = []
         while len(added) < MOST and END not in added:
             row = log_probs_after(generator, [*read, *added])
-            added.append(max(emitted(generator), key=lambda id, row=row: row[id]))
+            added.append(max(emitted(generator), key=row.__getitem__))
         assert list(found.ids) == added
         assert found.score == pytest.approx(log_prob_of(generator, read, added), abs=1e-4)
         assert generator.log_probs([read], [added]) == pytest.approx([found.score], abs=1e-4)

@@ -248,11 +248,13 @@ def test_a_text_ends_at_any_of_several_ids(tmp_path, eagerly, capsys):
     assert capsys.readouterr().out.split() == words, "the answer alone, without an end"
 
 
+@pytest.mark.parity
 def test_a_language_model_is_fine_tuned_with_all_its_ends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    change(write("llama", tmp_path / "model"), "generation_config.json", eos_token_id=[2, 12, 30])
+    FOLDERS["llama"](tmp_path / "model")
+    change(tmp_path / "model", "generation_config.json", eos_token_id=[2, 12, 30])
     assert main(["import", "model", "parent"]) == 0
-    Path("text").write_text("5 28 7 9\n30 41 8 6\n" * 40)
+    Path("text").write_text("the sea\ntwo dogs and a cat\n" * 40)
     made: Any = begun(
         tmp_path, "--task language-model --text text --steps 1 --devices cpu --out run --init-from parent"
     )
