@@ -141,19 +141,14 @@ def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
 
 
 def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
-    """Raises RequestError if a format of the plan takes pieces of SentencePiece, and the run has others, or if several
-    ids end a text; tells what the other formats do without.
+    """Raises RequestError if a format of the plan takes pieces of SentencePiece, and the run has others; tells what the
+    other formats do without.
     """
     if "ctranslate2" in dict(plan) and "source_tags" in run.pipeline.about():
         raise RequestError("ctranslate2 makes no translation begin with the tag of its language: leave it out")
     if all(one.is_sentencepiece for one in run.tokenizers):
         return
     formats = {*dict(plan)}
-    if (others := run.tokenizers[-1].other_ends) and formats != {FORMAT}:
-        raise RequestError(
-            f"any of {1 + len(others)} ids ends a text of this model, and the search of an artefact knows one: its "
-            "texts would go on"
-        )
     if "ctranslate2" in formats:
         raise RequestError("ctranslate2 takes SentencePiece's pieces; this run has another vocabulary: leave it out")
     if (reason := run.reason_against_text) and formats != {FORMAT}:

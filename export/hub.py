@@ -200,8 +200,6 @@ def search_of(
     """
     config = model_config(run.model)
     search: Config = {name: id for name, id in named_ids(run, form, ids).items() if name.endswith("_token_id")}
-    if others := run.tokenizers[-1].other_ends:
-        search["eos_token_id"] = [ids[END], *(ids[id] for id in others)]
     if beginning := beginning_of(run, form):
         search["forced_bos_token_id"] = ids[beginning[0]]
     search |= {"num_beams": decoding.num_beams, "do_sample": False}

@@ -29,7 +29,7 @@ from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PA
 FORMAT = "huggingface"
 # What decides no logit, or what a folder has beside config.json.
 TAKEN_OVER = (
-    "vocabulary_size", "source_vocabulary_size", "num_control_ids", "pixel_mean", "pixel_std", "first_state",
+    "vocabulary_size", "source_vocabulary_size", "num_control_ids", "end_ids", "pixel_mean", "pixel_std", "first_state",
     "unit_vectors",
 )  # fmt: skip
 NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers", "fixed_output_bias"}

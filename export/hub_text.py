@@ -61,7 +61,7 @@ def special_tokens(run: TrainedRun, tokenizer: HuggingFaceTokenizer, form: Form)
     named = named_ids(run, form, tokenizer.ids)
     names = [*form.control, *(["mask_token"] if tokenizer.has_mask else [])]
     ids = dict(zip(names, tokenizer.ids, strict=False))
-    ids |= {name: named[f"{name}_id"] for name in ids if f"{name}_id" in named}
+    ids |= {name: named[f"{name}_id"] for name in ids if name != "eos_token" and f"{name}_id" in named}
     tokens = {name: tokenizer.library.id_to_token(id) for name, id in ids.items()}
     if tokenizer.ids[UNKNOWN] == tokenizer.ids[PAD]:  # the model has none
         tokens["unk_token"] = json.loads(tokenizer.text)["model"].get("unk_token")
@@ -78,6 +78,9 @@ def named_ids(run: TrainedRun, form: Form, ids: Sequence[int]) -> Config:
         ids: for each id of the run the one in the folder.
     """
     found = {name: ids[value] if type(value) is int else value for name, value in form.ids.items()}
+    ends = model_config(run.model).get("end_ids", END)
+    if isinstance(ends, list):
+        found["eos_token_id"] = [ids[end] for end in ends]
     if beginning := beginning_of(run, form):
         found["bos_token_id"] = ids[beginning[0]]
     if "decoder_start_token_id" not in found and ids[PAD] == ids[START]:  # it has no pad, and the end does as well

@@ -141,9 +141,22 @@ def _labels(help: str) -> Option:
     return Option(None, help, least=2, most=1_000_000, is_optional=True)
 
 
+def _ends(config: Config) -> Fault | None:
+    """Why the ids that end a text do not fit a complete configuration, or None."""
+    ends = config["end_ids"] if isinstance(config["end_ids"], list) else [config["end_ids"]]
+    if ends[0] == 3 and len({*ends}) == len(ends) and max(ends) < config["vocabulary_size"]:
+        return None
+    sizes = {"end_ids": f"{ends!r:.60}", "vocabulary_size": config["vocabulary_size"]}
+    return Fault("{end_ids} must be 3, or 3 and others, each once and less than {vocabulary_size}", sizes)
+
+
 KINDS = {
     "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
-    "language-model": Kind("keras_transformer.models.stack_models:LanguageModel", ONE_STACK, can_answer=True),
+    "language-model": Kind(
+        "keras_transformer.models.stack_models:LanguageModel",
+        {**ONE_STACK, "end_ids": Option(3, "ids that end a text", least=3, most=4_000_000, is_list=True)},
+        can_answer=True,
+    ),
     "encoder": Kind(
         "keras_transformer.models.classifiers:Encoder",
         {
@@ -275,6 +288,8 @@ def complete(config: Config, kind: str = DEFAULT_KIND) -> Config:
     if "vocabulary_size" in config and config["num_control_ids"] >= config["vocabulary_size"]:
         sizes = {name: config[name] for name in ("vocabulary_size", "num_control_ids")}
         raise Fault("{vocabulary_size} must be larger than {num_control_ids}", sizes)
+    if "end_ids" in config and (fault := _ends(config)):
+        raise fault
     for name, option in arguments.items():
         if option.slot and config[name] is not None and (fault := row(option.slot, config[name]).fault(config)):
             raise fault

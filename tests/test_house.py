@@ -44,7 +44,7 @@ keras_transformer.own_parts
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses
 keras_transformer.export_folder keras_transformer.tasks
-keras_transformer.lazy
+keras_transformer.lazy keras_transformer.logits
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version keras_transformer.machine
 """
@@ -59,8 +59,8 @@ ONE_NAME |= {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glo
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = """
-options slots family auxiliary_losses lengths ops layers models decoding.computations decoding.loop decoding.search
-losses metrics schedules
+options slots family auxiliary_losses lengths logits ops layers models decoding.computations decoding.loop
+decoding.search losses metrics schedules
 """
 ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}

@@ -14,6 +14,7 @@ from keras_transformer import ops
 from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.logits import as_one, labels_as_one
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import PAD
 
@@ -106,12 +107,22 @@ class LogProbs:
 
 
 @dataclass(frozen=True)
+class TokenLogProbs:
+    """The probability of labels by a model of tokens, as in training."""
+
+    def run(self, model: FamilyModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """log P (B,) of the labels (B, T) of the ids (B, T)."""
+        return (log_probs_of(model({"ids": ids}, training=False), labels),)
+
+
+@dataclass(frozen=True)
 class TextLogProbs:
-    """The probability of texts by a language model."""
+    """The probability of texts by a language model. As in a search, all ids that end a text count as one."""
 
     def run(self, model: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
         """log P (B,) of the labels (B, T) that follow the ids (B, T)."""
-        return (log_probs_of(model({"ids": ids}, training=False), labels),)
+        logits = as_one(model({"ids": ids}, training=False), model.end_ids)
+        return (log_probs_of(logits, labels_as_one(labels, model.end_ids)),)
 
 
 @dataclass(frozen=True)

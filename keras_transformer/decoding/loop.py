@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer import ops
+from keras_transformer.logits import NONE as NONE
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 Cache = Config
 # (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache)
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
-
-# The log-probability and score of a hypothesis that does not exist. It is finite: ONNX Runtime's TopK on CUDA, given
-# -inf, returns places outside the row. Ask `exists`: a sum moves NONE down, so it equals no number.
-NONE = -1e30
 
 
 # What one step of a loop hands to the next.

@@ -33,7 +33,7 @@ from keras_transformer.importing.weights import (
     open_weights,
 )
 from keras_transformer.options import Config
-from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 # Options with the one value that the architectures have. Old files say them.
 SEQ2SEQ_FIXED: Config = {
@@ -165,8 +165,8 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 
-def ids_of(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], list[int]]:
-    """For each of our ids, theirs, of which the matrices have `size`; and the ids of ours besides 3 that end a text.
+def ids_of(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], int | list[int]]:
+    """For each of our ids, theirs, of which the matrices have `size`; and the ids of ours that end a text.
     Pad and unknown, which they lack, are copies of the start.
 
     A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
@@ -180,7 +180,8 @@ def ids_of(folder: ModelFolder, options: Options, size: int) -> tuple[list[int],
     end = own if own in ends else ends[0]
     count = max(count_ids(folder, size), start + 1, *(each + 1 for each in ends))
     ids = [start, start, start, end, *(id for id in range(count) if id not in (start, end))]
-    return ids, [ids.index(each) for each in ends if each not in (start, end)]  # no search emits the start
+    others = [ids.index(each) for each in ends if each not in (start, end)]  # no search emits the start
+    return ids, [END, *others] if others else END
 
 
 def _ends(options: Options, size: int, *default: int) -> list[int]:
@@ -217,13 +218,13 @@ def language_model(
         RequestError: an option or a tensor is not known, missing or damaged.
     """
     size = options.size("vocab_size")
-    ids, other_ends = ids_of(folder, options, size)
+    ids, end_ids = ids_of(folder, options, size)
     options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
-    config = completed(options, {**config, "vocabulary_size": len(ids)}, complete_language_model)
+    config = completed(options, {**config, "vocabulary_size": len(ids), "end_ids": end_ids}, complete_language_model)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
     # After the file has shown that it has a row for each.
-    vocabulary = text_vocabulary(folder, ids, has_ends=False, other_ends=other_ends)
+    vocabulary = text_vocabulary(folder, ids, has_ends=False)
     return Imported(config, weights, (vocabulary,))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keras_transformer.errors import RequestError
@@ -25,7 +25,6 @@ def text_vocabulary(
     ids: list[int],
     has_ends: bool,
     has_mask: bool = False,
-    other_ends: Sequence[int] = (),
     rewrite: Callable[[str], str] = str,
 ) -> Vocabulary:
     """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
@@ -35,7 +34,6 @@ def text_vocabulary(
         ids: for each of our ids, the id in the model from outside.
         has_ends: whether the model reads the end of a text, which its tokenizer must put there.
         has_mask: whether our id 4 is the mask.
-        other_ends: the ids of ours besides 3 that end a text.
         rewrite: what the run keeps in place of the text of a tokenizer.json.
 
     Raises:
@@ -43,7 +41,7 @@ def text_vocabulary(
     """
     name, text = _tokenizer_of(folder)
     try:
-        tokenizer = HuggingFaceTokenizer.of(rewrite(text), ids, has_mask, _chat_template(folder), other_ends)
+        tokenizer = HuggingFaceTokenizer.of(rewrite(text), ids, has_mask, _chat_template(folder))
         spelled = tokenizer.vocabulary_size and tokenizer.encode(["a"])
     except ValueError as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error

@@ -8,6 +8,7 @@ from keras_transformer import ops
 from keras_transformer.layers.attention_ops import Shared, causal_mask, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
+from keras_transformer.logits import as_one
 from keras_transformer.models.base import FamilyModel, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
@@ -149,7 +150,8 @@ class LanguageModel(TokenModel):
     Args:
         vocabulary_size: V.
         context_length: the most positions of `call`, the start included.
-        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+        arguments: the others of `Transformer` but those of two stacks, see `keras_transformer.family.ONE_STACK`; and
+            `end_ids`, the ids that end a text: 3, or several, such as `[3, 7]`.
 
     Call arguments:
         inputs: {"ids": (B, T)}, integers, padded with 0.
@@ -168,6 +170,10 @@ class LanguageModel(TokenModel):
     """
 
     is_decoder = True
+
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
+        super().__init__(vocabulary_size, context_length, **arguments)
+        self.end_ids: int | list[int] = self._config["end_ids"]
 
     def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> Config:
         """The cache of `step` at position 0.
@@ -191,12 +197,13 @@ class LanguageModel(TokenModel):
             index: the position from 0, a number or a scalar tensor.
 
         Returns:
-            Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it.
+            Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it. The end
+            id, 3, has the probability of all ids that end a text, and the others of these have none.
         """
         position = ops.convert_to_tensor(index)
         shared = self.stack.shared_at(self.positions, cache, position)
         x, cache = self.stack.step(self._placed(self.embedding(token_ids), position), cache, None, index, shared)
-        return ops.cast(self.output_embedding.logits(x), "float32"), cache
+        return as_one(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

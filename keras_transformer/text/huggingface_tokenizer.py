@@ -56,7 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        text, self.ids, self.has_mask, self.chat_template, self.other_ends = _parsed(model)
+        text, self.ids, self.has_mask, self.chat_template = _parsed(model)
         self.library = library_tokenizer(text)
         self.vocabulary_size = len(self.ids)
         own = {id: place for place, id in reversed([*enumerate(self.ids)]) if place > END}
@@ -73,7 +73,6 @@ class HuggingFaceTokenizer(Tokenizer):
         ids: Sequence[int],
         has_mask: bool = False,
         chat_template: str = "",
-        other_ends: Sequence[int] = (),
     ) -> HuggingFaceTokenizer:
         """The vocabulary of a model.
 
@@ -82,14 +81,12 @@ class HuggingFaceTokenizer(Tokenizer):
             ids: for each of our ids, the id in the file. Several of ours may be one of the file's.
             has_mask: whether our id 4 is the mask.
             chat_template: how a chat becomes a text, in the language of Jinja; "" for a model that does not chat.
-            other_ends: the ids of ours besides 3 that end a text.
 
         Raises:
             ValueError, RequestError: see the class.
         """
         content = {"ids": [*ids], "has_mask": has_mask, "tokenizer": tokenizer}
         content |= {"chat_template": chat_template} if chat_template else {}
-        content |= {"other_ends": [*other_ends]} if other_ends else {}
         return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
     @property
@@ -149,7 +146,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
-        kept = [self.ids[id] for id in map(int, ids) if id not in (PAD, START, END, *self.other_ends)]
+        kept = [self.ids[id] for id in map(int, ids) if id not in (PAD, START, END)]
         before = self.library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
@@ -259,13 +256,13 @@ def tokenizers_library() -> Any:
     return tokenizers
 
 
-def _parsed(model: bytes) -> tuple[str, list[int], bool, str, tuple[int, ...]]:
-    """The text of the tokenizer.json, the ids, whether there is a mask, the template for chats, and further ends."""
+def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
+    """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
     try:
         content = json.loads(model.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    keys = {*content} - {"chat_template", "other_ends"} if isinstance(content, dict) else set()
+    keys = {*content} - {"chat_template"} if isinstance(content, dict) else set()
     if keys != {"ids", "has_mask", "tokenizer"}:
         raise ValueError("expected an object with ids, has_mask and tokenizer")
     text, ids, has_mask = content["tokenizer"], content["ids"], content["has_mask"]
@@ -274,10 +271,7 @@ def _parsed(model: bytes) -> tuple[str, list[int], bool, str, tuple[int, ...]]:
         raise ValueError(f"expected a template for chats of at most {MAX_TEMPLATE:,} characters")
     if not isinstance(text, str) or type(has_mask) is not bool or not _are_ids(ids) or len(ids) <= END + has_mask:
         raise ValueError("expected the text of a tokenizer.json, and an id for each of ours")
-    ends = content.get("other_ends", [])
-    if not _are_ids(ends) or not all(END < id < len(ids) for id in ends):
-        raise ValueError(f"expected ids of ours above {END} that end a text; received {ends!r:.60}")
-    return text, ids, has_mask, template, tuple(ends)
+    return text, ids, has_mask, template
 
 
 def _are_ids(ids: object) -> bool:

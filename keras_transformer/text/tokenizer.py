@@ -74,7 +74,6 @@ class Tokenizer:
     suffix = ".model"  # its file's
     max_bytes = 16 * 2**20
     has_start = True  # whether a model of texts reads a start id before a text
-    other_ends: tuple[int, ...] = ()  # the ids besides END that end a text
 
     def __init__(self, model: bytes):
         self.model = model

@@ -24,7 +24,7 @@ DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # in
 # The arguments of models that the data tells, or the run that another begins with.
 TOLD_BY_DATA = {
     "source_vocabulary_size", "num_control_ids", "num_labels", "head_activation", "first_state", "unit_vectors",
-    "fixed_output_bias",
+    "fixed_output_bias", "end_ids",
 }  # fmt: skip
 SettingsClass = TypeVar("SettingsClass", bound=type)
 

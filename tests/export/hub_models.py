@@ -48,7 +48,7 @@ MODELS: dict[str, Config] = {
     "llama": LLAMA,
     "llama apart": {
         **LLAMA, "positions": {"name": "rotary", "base": 500.0}, "key_dim": 6, "tied_output": False,
-        "attention": {"name": "full", "num_key_value_heads": 1},
+        "attention": {"name": "full", "num_key_value_heads": 1}, "end_ids": [3, 49],
     },
     "llama stretched": {**LLAMA, "positions": {"name": "rotary", "interpolation": 4.0, "original_length": 8}},
     "llama linear": {**LLAMA, "positions": {"name": "rotary", "interpolation": 2.5}},

@@ -15,7 +15,6 @@ from keras_transformer.__main__ import main
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
@@ -214,53 +213,84 @@ def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
     assert log_prob == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_text_ends_at_the_first_of_several_ids(tmp_path, eagerly, capsys):
+def test_a_text_ends_at_any_of_several_ids(tmp_path, eagerly, capsys):
     """Which of them the search knows changes nothing: the first, or the tokenizer's own."""
     folder, run = write("llama", tmp_path / "model"), tmp_path / "run"
     alone: Any = keras_transformer.import_huggingface(folder)
-    prompts, sampling = ["5 28 7", "9 30", "41"], SearchOptions(sampling=True, seed=3)
-    whole = [best for [best] in alone.search(prompts, GREEDY, max_tokens=9)]
-    drawn = [best for [best] in alone.generate(prompts, 40, sampling)]
-    end = whole[0].ids[3]
+    prompts = ["5 28 7", "9 30", "41"]
+    whole = [best.ids for [best] in alone.search(prompts, GREEDY, max_tokens=9)]
+    end = whole[0][3]
     theirs = alone.tokenizer.ids[end]
     change(folder, "generation_config.json", eos_token_id=[2, theirs, 59])
     assert main(["import", str(folder), str(run)]) == 0
     several = keras_transformer.load_generator(run)
-    assert several.tokenizer.other_ends == (end, SIZE + 1)
-    ends = {END, *several.tokenizer.other_ends}
+    assert several.model.end_ids == [END, end, SIZE + 1] and alone.model.end_ids == END
 
     def cut(ids: tuple[int, ...]) -> tuple[int, ...]:
-        places = [place for place, id in enumerate(ids, 1) if id in ends]
-        return ids[: places[0]] if places else ids
+        """What stands before an end, and our end."""
+        places = [place for place, id in enumerate(ids) if id in several.model.end_ids]
+        return (*ids[: places[0]], END) if places else ids
 
-    rows = [several.tokenizer.encode_text(prompt) for prompt in prompts]
+    assert len(cut(whole[0])) <= 4 and len(whole[0]) == 9
     for found in (several.search(prompts, GREEDY, max_tokens=9), several.generate(prompts, 9, GREEDY)):
-        assert [best.ids for [best] in found] == [cut(one.ids) for one in whole]
-        log_probs = several.log_probs(rows, [best.ids for [best] in found])
-        scores = [one / penalty(len(best.ids), 0.6) for one, [best] in zip(log_probs, found, strict=True)]
-        assert [best.score for [best] in found] == pytest.approx(scores, abs=1e-4)
-    assert len(cut(whole[0].ids)) <= 4 and len(whole[0].ids) == 9
-    assert "".join(several.stream(prompts[0], 9, GREEDY)) == several.text_of(cut(whole[0].ids)[:-1])
-    assert [best.ids for [best] in several.generate(prompts, 40, sampling)] == [cut(one.ids) for one in drawn]
-    with pytest.raises(RequestError, match=r"any of 3 ids ends a text .* received 2 beams"):
-        several.generate(prompts, 3, SearchOptions(num_beams=2))
-    assert main(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "out")]) == 2
-    assert "any of 3 ids ends a text" in capsys.readouterr().err
+        assert [best.ids for [best] in found] == [cut(ids) for ids in whole]
+    (folder / "chat_template.jinja").write_text("5 {{ messages[0].content }} 7")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     turn = {"id": theirs, "content": str(theirs), "special": True, **flags}
     change(folder, "tokenizer.json", added_tokens=[turn])
     change(folder, "tokenizer_config.json", eos_token={"content": str(theirs)})
-    again: Any = keras_transformer.import_huggingface(folder)
-    assert read_huggingface(folder).target.ids[END] == theirs and len(again.tokenizer.other_ends) == 2
-    [[best]] = again.generate(prompts[:1], 9, GREEDY)
-    assert theirs_of(again.tokenizer, best.ids) == theirs_of(several.tokenizer, list(cut(whole[0].ids)))
+    again = read_huggingface(folder)
+    assert again.target.ids[END] == theirs and [again.target.ids[id] for id in again.config["end_ids"][1:]] == [2, 59]
+    assert main(["import", str(folder), str(tmp_path / "again")]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(tmp_path / "again"), "--chat", "--prompt", "28", "--tokens", "9"]) == 0
+    words = [str(alone.tokenizer.ids[id]) for id in cut(whole[0])[:-1]]
+    assert capsys.readouterr().out.split() == words, "the answer alone, without an end"
 
 
-@pytest.mark.parametrize("ends", [[2], [99], ["4"], 4])
-def test_ends_that_a_vocabulary_cannot_have_are_refused(ends):
-    content = json.loads(HuggingFaceTokenizer.of(byte_bpe().to_str(), range(60)).model)
-    with pytest.raises(ValueError, match="that end a text"):
-        HuggingFaceTokenizer(json.dumps({**content, "other_ends": ends}).encode())
+@pytest.mark.parity
+def test_a_language_model_is_fine_tuned_with_all_its_ends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FOLDERS["llama"](tmp_path / "model")
+    change(tmp_path / "model", "generation_config.json", eos_token_id=[2, 12, 30])
+    assert main(["import", "model", "parent"]) == 0
+    Path("text").write_text("the sea\ntwo dogs and a cat\n" * 40)
+    made: Any = begun(
+        tmp_path, "--task language-model --text text --steps 1 --devices cpu --out run --init-from parent"
+    )
+    parent: Any = load_model("parent")
+    assert made.model.end_ids == parent.end_ids and len(parent.end_ids) == 3
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("ends", [[2, 12, 30], [12, 2, 44, 9]])
+def test_several_ends_are_those_of_transformers(ends, tmp_path, eagerly):
+    """Greedy texts are the same. A search with beams finds texts as likely as theirs, by the probability of any end."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = write("llama", tmp_path)
+    change(folder, "generation_config.json", eos_token_id=ends)
+    generator: Any = keras_transformer.import_huggingface(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(str(folder))
+    num_ended = 0
+    for prompt in np.random.default_rng(2).integers(3, SIZE - 1, (5, 4)).tolist():
+        ids = torch.tensor([[1, *prompt]])
+        given = {"attention_mask": ids * 0 + 1, "pad_token_id": 0, "bad_words_ids": [[1]], "max_new_tokens": 6}
+        read = [*map(generator.tokenizer.own_id, prompt)]
+
+        def ours_of(found: Any, ids: Any = ids, generator: Any = generator) -> list[int]:
+            added = found[0, ids.shape[1] :].tolist()
+            return [END if id in ends else generator.tokenizer.own_id(id) for id in added if id]
+
+        theirs = ours_of(model.generate(ids, do_sample=False, num_beams=1, **given))
+        [[best]] = generator.search_ids([read], GREEDY, 6)
+        assert list(best.ids) == theirs
+        wide = SearchOptions(num_beams=5, length_penalty=0.0)
+        [[best]] = generator.search_ids([read], wide, 6)
+        theirs = ours_of(model.generate(ids, do_sample=False, num_beams=5, length_penalty=0.0, **given))
+        if theirs[-1] == END:  # our search prefers a text that ends to one that is cut
+            assert best.score > generator.log_probs([read], [theirs])[0] - 1e-4
+            num_ended += 1
+    assert num_ended > 1
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,6 @@ from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
-from keras_transformer.tasks.language_modelling.growing import Row, cut_at_ends, require_one_hypothesis
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
 
@@ -44,6 +43,23 @@ class Continuation(NamedTuple):
     text: str
     ids: tuple[int, ...]  # the ids of its pieces; the last is the end id if the model ended the text
     score: float  # log P / ((5 + length) / 6)^α after a search, both without the prompt; log P after a draw
+
+
+@dataclass
+class _Row:
+    """A text that grows."""
+
+    ids: Ids  # the prompt's, and those that were added
+    num_added: int = 0
+    log_prob: float = 0.0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    @property
+    def added(self) -> Ids:
+        return self.ids[len(self.ids) - self.num_added :]
+
+    def is_done(self, max_tokens: int) -> bool:
+        return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
 
 
 class Generator(Pipeline):
@@ -68,7 +84,6 @@ class Generator(Pipeline):
         self.answer_length = answer_length
         # Where the context is full, the text goes on from its last half.
         self._kept = self.model.context_length // 2
-        self._ends = (END, *tokenizer.other_ends)
 
     def __repr__(self) -> str:
         model = self.model
@@ -125,7 +140,7 @@ class Generator(Pipeline):
             self._require_room(begun, max_tokens)
             return [found for ids in begun for found in self._in_context([ids], max_tokens, options)]
         rows = [
-            Row(list(ids), self._ends, random=np.random.default_rng([options.seed, number, copy]))
+            _Row(list(ids), random=np.random.default_rng([options.seed, number, copy]))
             for number, ids in enumerate(begun)
             for copy in range(options.n_best)
         ]
@@ -160,7 +175,7 @@ class Generator(Pipeline):
         options = options or self._usual_options()
         (ids,) = self._begun([prompt], max_tokens, options)
         max_tokens = self._most(max_tokens)
-        row, told = Row(list(ids), self._ends, random=np.random.default_rng([options.seed, 0, 0])), ""
+        row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
         while not row.is_done(max_tokens):
             self._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
             text = self.text_of(row.added)
@@ -232,10 +247,7 @@ class Generator(Pipeline):
 
     def log_probs(self, read: Sequence[Sequence[int]], added: Sequence[Sequence[int]]) -> list[float]:
         """log P of the ids that are added to each prompt, in ids."""
-        return self._log_probs([self.begun_by(prompt) for prompt in read], added)
-
-    def _log_probs(self, starts: Sequence[tuple[int, Ids]], added: Sequence[Sequence[int]]) -> list[float]:
-        """`log_probs` from what the model reads at position 0, and what follows."""
+        starts = [self.begun_by(prompt) for prompt in read]
         texts = [[first, *rest, *ids][:-1] for (first, rest), ids in zip(starts, added, strict=True)]
         labels = [[*[PAD] * len(rest), *ids] for (_, rest), ids in zip(starts, added, strict=True)]
         (found,) = self._computations.run(TextLogProbs(), padded(texts), padded(labels))
@@ -313,15 +325,12 @@ class Generator(Pipeline):
         step = length - self._kept
         return ids[step * max(0, (len(ids) - length) // step + 1) :]
 
-    def _grow(self, rows: Sequence[Row], max_tokens: int, options: SearchOptions) -> None:
-        """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`. A search goes on behind
-        ends that it does not know, so it is asked for few tokens then.
-        """
+    def _grow(self, rows: Sequence[_Row], max_tokens: int, options: SearchOptions) -> None:
+        """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
         starts = [self.begun_by(self._context(row.ids)) for row in rows]
         contexts = [ids for _, ids in starts]
-        most, at_once = self.model.context_length, max_tokens if len(self._ends) == 1 else STREAMED_TOKENS
-        added = [min(max_tokens - row.num_added, at_once) for row in rows]
-        limits = np.array([min(most, len(ids) + count) for ids, count in zip(contexts, added, strict=True)], "int32")
+        most = [len(ids) + max_tokens - row.num_added for ids, row in zip(contexts, rows, strict=True)]
+        limits = np.minimum(most, self.model.context_length).astype("int32")
         uniforms = np.zeros((len(rows), 1, int(limits.max())), "float32")
         for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
             numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
@@ -355,15 +364,11 @@ class Generator(Pipeline):
         self, starts: list[tuple[int, Ids]], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
     ) -> list[np.ndarray]:
         """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
-        require_one_hypothesis(self._ends, options)
         prefix_ids = padded([ids for _, ids in starts], int(limits.max()))
         arrays = (np.array([[first] for first, _ in starts], "int32"), limits, prefix_ids)
         if options.sampling:  # each draw has a row
             options = replace(options, n_best=1, length_penalty=0.0)
-        found = self._computations.run(decoding_of(options), *arrays, *(uniforms if options.sampling else ()))
-        if len(self._ends) == 1:
-            return found
-        return cut_at_ends(self._ends, starts, found, self._log_probs, options.length_penalty)
+        return self._computations.run(decoding_of(options), *arrays, *(uniforms if options.sampling else ()))
 
     def _continuation(self, added: Ids, score: float) -> Continuation:
         return Continuation(self.text_of(added), tuple(added), score)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.decoding.computations import TokenLogProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import say
@@ -130,7 +130,7 @@ def mean_loss(model: FamilyModel, plan: Plan) -> float:
         num_rows = max(1, SCORED_TOKENS // ids.shape[1])
         for first in range(0, len(ids), num_rows):
             some = slice(first, first + num_rows)
-            (log_probs,) = computations.run(TextLogProbs(), ids[some], labels[some])
+            (log_probs,) = computations.run(TokenLogProbs(), ids[some], labels[some])
             log_prob += float(log_probs.astype("float64").sum())
         count += int((labels != PAD).sum())
     return -log_prob / count
