@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.layers.attention_ops import HIDDEN, Projection
+from keras_transformer.layers.attention_ops import HIDDEN, Projection, seen_from
 from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
-from .recorded import Recorded, Recorder, same
+from .recorded import Recorded, Recorder, Size, same
 from .shapes import counted
 
 HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
@@ -113,7 +113,10 @@ def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Re
     """Longer by a position."""
     if num_sharing(r, cache) > 1 and not same(new.sizes[1], 1):
         raise r.unrecordable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
-    return r.concatenate([cache, new], axis=-2)
+    if not index.ndim:
+        return r.concatenate([cache, new], axis=-2)
+    sizes = [*new.sizes[:-2], num_keys(r, cache, index), new.sizes[-1]]  # which all layers share
+    return r.emit("Concat", cache, new, dtype=new.dtype, sizes=sizes, axis=new.ndim - 2)
 
 
 def positions_in(r: Recorder, keys: Recorded) -> Recorded:
@@ -124,7 +127,15 @@ def positions_in(r: Recorder, keys: Recorded) -> Recorded:
 
 def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
     """All so far."""
-    return last_positions(r, keys, index)
+    if not index.ndim:
+        return last_positions(r, keys, index)
+    last = r.max(r.concatenate([index, np.array([-1])], axis=0))  # of no position too
+    return r.subtract(last, counted(r, num_keys(r, keys, index), reverse=1, exclusive=1))
+
+
+def num_keys(r: Recorder, keys: Recorded, index: Recorded) -> Size:
+    """How many keys there are after a step of several positions."""
+    return r.add(r.size(keys, -2), r.size(index, 0))
 
 
 def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
@@ -142,6 +153,11 @@ def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, 
     return r.part(extended(r, cache, new, index), (..., slice(-most, None), slice(None)))
 
 
+def ring_of(r: Recorder, keys: Recorded, index: Recorded, size: int) -> Recorded:
+    """The last of them."""
+    return r.part(keys, (..., slice(-size, None), slice(None)))
+
+
 def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:
     """The last so far, in their order."""
     return last_positions(r, keys, index, size)
@@ -149,6 +165,8 @@ def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> R
 
 def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
     """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
+    if index.ndim:
+        return seen_from(positions, index, size)
     if r.seen is None:
         return None
     seen = r.expand_dims(r.seen, 1)
@@ -180,7 +198,7 @@ WAYS: dict[str, Callable[..., Any]] = {
     way.__name__: way
     for way in (
         product, rows, by_position, projected_heads, position_axis, first_beams, follow, empty_cache, extended,
-        positions_in, key_positions, extended_ring, ring_positions, written, seen_softmax, gather_beams,
+        positions_in, key_positions, extended_ring, ring_of, ring_positions, written, seen_softmax, gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 
