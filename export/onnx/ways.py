@@ -77,14 +77,19 @@ def num_sharing(r: Recorder, keys: Recorded) -> int:
 
 
 def first_beams(r: Recorder, state: Any) -> Any:
-    """One, if all caches grow, and the vocabulary has continuations for all. From then on beams share the keys.
+    """One, if all caches grow from all positions before the first step, and the vocabulary has continuations for all.
+    From then on beams share the keys.
 
     `r.seen` (B, K, S) tells which of them a beam sees, those of the step among them, so nothing of the cache moves.
     """
     caches, (batch, num_beams) = keras.tree.flatten(state.cache["beams"]), state.token_ids.sizes
-    if any(one.ndim != 5 or not same(one.sizes[-2], 0) for one in caches) or not 1 < num_beams <= r.num_tokens // 2:
+    lengths = [one.sizes[-2] for one in caches if one.ndim == 5]
+    if len(lengths) < len(caches) or not 1 < num_beams <= r.num_tokens // 2:
         return state
-    r.num_sharing, r.seen = num_beams, r.ones([batch, 1, 1], "bool")
+    if not all(same(length, state.index if isinstance(state.index, Recorded) else 0) for length in lengths):
+        return state
+    r.num_sharing, r.num_alone = num_beams, lengths[0]
+    r.seen = r.ones([batch, 1, r.add(lengths[0], 1)], "bool")
     one_beam = keras.tree.map_structure(lambda values: values[:, :1], state.cache["beams"])
     return state._replace(
         token_ids=state.token_ids[:, :1],
@@ -120,9 +125,17 @@ def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Re
 
 
 def positions_in(r: Recorder, keys: Recorded) -> Recorded:
-    """A position has a key of each beam that shares them; the first has one."""
-    num_beams = num_sharing(r, keys)
-    return r.floor_divide(r.add(r.arange(r.size(keys, -2)), num_beams - 1), num_beams)
+    """A position has a key of each beam that shares them; the first step's, and those that were read before, have one.
+    """
+    return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
+
+
+def positions_of(r: Recorder, places: Recorded, num_beams: int) -> Recorded:
+    """The positions of keys at such places in a cache that so many beams share."""
+    if num_beams == 1 or same(r.num_alone, 0):
+        return r.floor_divide(r.add(places, num_beams - 1), num_beams)
+    behind = r.maximum(r.subtract(places, r.num_alone), 0)
+    return r.add(r.minimum(places, r.num_alone), r.floor_divide(r.add(behind, num_beams - 1), num_beams))
 
 
 def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
@@ -141,6 +154,8 @@ def num_keys(r: Recorder, keys: Recorded, index: Recorded) -> Size:
 def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
     """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
     num_beams = num_sharing(r, keys)
+    if num_beams > 1 and not same(r.num_alone, 0):
+        return positions_of(r, r.arange(r.size(r.seen, -1)), num_beams)
     count = r.size(r.seen, -1) if num_beams > 1 else r.add(r.size(keys, -2), 1)
     count = count if most is None else r.minimum(count, most * num_beams)
     ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_beams)

@@ -200,7 +200,7 @@ class Prompted:
         if not self.model.reads_at_once:
             return self.init_cache(num_beams, max_length), None
         ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
-        count = ops.maximum(ops.sum(ops.cast(ends == 0, "int32")) - 1, 0)
+        count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)
         cache = self.init_cache(1, max_length)
         _, own = self.model.step(self.ids[:, :count], _own(cache), ops.arange(count))
         beams = ops.map_structure(lambda values: ops.repeat(values, num_beams, axis=1), own["beams"])

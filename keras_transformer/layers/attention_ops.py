@@ -180,7 +180,7 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
 
 def seen_from(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
     """(1, 1, T, S) Which keys, at positions (S,), are seen from each of several positions (T,), see `written`."""
-    ages = ops.expand_dims(index, -1) - positions  # (T, S)
+    ages = ops.subtract(ops.expand_dims(index, -1), positions)  # (T, S)
     seen = ages >= 0 if size is None else ops.logical_and(ages >= 0, ages < size)
     return ops.expand_dims(seen, (0, 1))
 
