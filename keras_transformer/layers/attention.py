@@ -287,13 +287,13 @@ class MultiHeadAttention(SelfAttention):
         visible = self._visible(self.positions_of_keys(cache, index), index)
         seen = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
         x, _ = self._attend(query, seen, visible, shared)
-        return ops.squeeze(x, axis), KeysValues(*(self._kept(each, index) for each in seen))
+        return ops.squeeze(x, axis), KeysValues(*(self._cached(each, index) for each in seen))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         """Keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
         return extended(cache, new, index)
 
-    def _kept(self, seen: Tensor, index: Tensor) -> Tensor:
+    def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
         """What a cache keeps of the keys or values (..., S, H) that the step at `index` saw."""
         return seen
 

@@ -96,7 +96,7 @@ class WindowedAttention(MultiHeadAttention):
             return extended(cache, new, index)
         return extended_ring(cache, new, index, self.width)
 
-    def _kept(self, seen: Tensor, index: Tensor) -> Tensor:
+    def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
         return ring_of(seen, index, self.width) if are_several(index) else seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
