@@ -23,7 +23,7 @@ from keras_transformer.text.tokenizer import PAD
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
-from .recorded import Recorded
+from .recorded import Recorded, Size
 from .recorder import Recorder, Unrecordable, model_of, recorder_of
 from .text_graph import detokenized, tokenized
 
@@ -88,18 +88,19 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     with ops.on(r):
         tokens = POSITIONS if getattr(model, "reads_at_once", False) else TOKENS
         given, index = r.input(tokens), ops.cast(r.input(INDEX), "int64")
+        beams = [] if tokens is POSITIONS else given.sizes
         memories, sentences = _memory_inputs(r, model, precision) if hasattr(model, "encode") else ([], [])
         stack = model.decoder_stack if sentences else model.stack
         empty = stack.init_cache(r.zeros((given.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
         pasts: dict[str, ValueInfo] = {}
         cache = {
-            "beams": mapped(lambda path, one: _past(r, path, one, None if tokens is POSITIONS else given, pasts), empty),
+            "beams": mapped(lambda path, one: _past(r, path, one, beams, pasts), empty),
             "sentences": sentences,
         }
         token_ids = ops.cast(given, "int64")
         if tokens is POSITIONS:
             rows = keras.tree.flatten(cache["beams"])[0].sizes[0]
-            count = given.sizes[0] * given.sizes[1] // r.maximum(rows, 1)  # 1, if the rows are beams
+            count = r.floor_divide(r.multiply(*given.sizes), r.maximum(rows, 1))  # 1, if the rows are beams
             token_ids, index = ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
         logits, cache = model.step(token_ids, cache, index)
         presents: dict[str, Recorded] = {}
@@ -122,17 +123,14 @@ def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[lis
     return [*infos, BIAS], {"memory": memory, "mask": ops.greater(bias, HIDDEN / 2)[:, 0, 0]}
 
 
-def _past(
-    r: Recorder, path: str, empty: Any, token_ids: Recorded | None, pasts: dict[str, ValueInfo]
-) -> Recorded:
-    """A tensor (B, K, ...) of the cache as an input (rows, ...), which is added to `pasts` under its path; it is of the
-    beams of `token_ids` (B, K), or if these are None one for each row."""
+def _past(r: Recorder, path: str, empty: Any, beams: Sequence[Size], pasts: dict[str, ValueInfo]) -> Recorded:
+    """A tensor of the cache as an input (rows, ...), which is added to `pasts` under its path: of such beams (B, K), or
+    without them of one beam for each row."""
     sizes = empty.sizes[2:]
     axes = ["past" if isinstance(size, int) and size == 0 else size for size in sizes]
     pasts[path] = ValueInfo(f"past_{path}", empty.dtype, ["rows", *axes])
     value = r.input(pasts[path])
-    of_rows = [value.sizes[0], 1] if token_ids is None else token_ids.sizes
-    return r.reshape(value, (*of_rows, *value.sizes[1:]))
+    return r.reshape(value, (*(beams or [value.sizes[0], 1]), *value.sizes[1:]))
 
 
 def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> list[Any]:

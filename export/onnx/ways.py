@@ -125,8 +125,7 @@ def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Re
 
 
 def positions_in(r: Recorder, keys: Recorded) -> Recorded:
-    """A position has a key of each beam that shares them; the first step's, and those that were read before, have one.
-    """
+    """A position has a key of each beam that shares them; the first step's has one, and so has what was read before."""
     return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
 
 

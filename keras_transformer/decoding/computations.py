@@ -206,7 +206,7 @@ class Start(NamedTuple):
     cache: Cache
     prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
     num_read: Tensor | None  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
-    index: Tensor | None  # () the position behind what the cache holds of the beginnings; None for an empty cache
+    position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
 
 
 def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:

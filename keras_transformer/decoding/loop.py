@@ -208,8 +208,8 @@ class Prompted:
 
     def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
         """As the model's step."""
-        places = (index, index + 1)
-        here, behind = (ops.cast(at(cache["sentences"]["prompt"], place), token_ids.dtype) for place in places)  # (B, 1)
+        ids = ops.cast(cache["sentences"]["prompt"], token_ids.dtype)
+        here, behind = at(ids, index), at(ids, index + 1)  # (B, 1)
         logits, own = self.model.step(ops.where(here == PAD, token_ids, here), _own(cache), index)
         placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
         logits = ops.where((behind == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))
@@ -290,7 +290,8 @@ def sample(
         token_ids = draw(permitted, pick(given.uniforms, state.index), top_k, top_p)
         return append(state, token_ids, pick(log_probs, token_ids), given.limits, cache)
 
-    state = run_loop(advance, start_samples(cache, bounds, num_samples, index, num_control_ids), lambda state: state.done, given)
+    start = start_samples(cache, bounds, num_samples, index, num_control_ids)
+    state = run_loop(advance, start, lambda state: state.done, given)
     return ops.cast(state.ids, "int32"), state.log_probs
 
 

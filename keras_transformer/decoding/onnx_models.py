@@ -92,8 +92,8 @@ class SteppedLanguageModel(SteppedModel):
         if np.ndim(index):
             known = self._read if self._read == token_ids[0, : len(self._read)].tolist() and len(token_ids) == 1 else []
             cache = {**cache, "beams": self._beams} if known else cache
-            for _, cache in self._runs(token_ids, cache, len(known)):
-                pass
+            for _, behind in self._runs(token_ids, cache, len(known)):
+                cache = behind
             logits = np.zeros((*token_ids.shape, 0), "float32")
         else:
             logits, cache = super().step(token_ids, cache, index)

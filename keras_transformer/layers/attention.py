@@ -266,16 +266,16 @@ class MultiHeadAttention(SelfAttention):
         return KeysValues(*(self._empty_cache(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys that the step at `index` sees with this cache; negative where there is none."""
+        """The positions (S,) of the keys that the step at `index` sees with this cache; negative where none is."""
         return key_positions(cache.keys, index)
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention at one position, for each of K beams; or at several positions of one beam, see `reads_at_once`.
+        """Self-attention at one position, for each of K beams; or at several positions of one, see `reads_at_once`.
 
         Args:
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
-            index: the position, from 0; or (T,), the first T of them: the cache is empty.
+            index: the position, from 0; or (T,), the first T of them, and the cache is empty.
             shared: the bias (N, 1 or T, S) of the keys that `positions_of_keys` lists, and the rotation of `index`.
 
         Returns:

@@ -190,7 +190,7 @@ class Stack(Layer):
         return all(block.self_attention.reads_at_once for block in self.blocks)
 
     def positions_of_keys(self, cache: Config, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys that the step at `index` sees with a cache; negative where there is none."""
+        """The positions (S,) of the keys that the step at `index` sees with a cache; negative where none is."""
         return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(

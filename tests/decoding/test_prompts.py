@@ -16,6 +16,8 @@ from keras_transformer.decoding import onnx_models
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
 from keras_transformer.decoding.loop import Prompted
 from keras_transformer.decoding.onnx_models import SteppedLanguageModel
+from keras_transformer.layers.attention import MultiHeadAttention, SelfAttention
+from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import START
@@ -57,7 +59,7 @@ def arrays_of(case: str) -> list[np.ndarray]:
     prompts = [[*draws.integers(1, 40, length), *[0] * (most - length)] for length in lengths]
     limits = [min(length + 6 + place, most) for place, length in enumerate(lengths)]
     uniforms = [draws.random((len(lengths), 2, most)).astype("float32")] * isinstance(computation, Sampling)
-    return [np.full((len(lengths), 1), START, "int32"), np.int32(limits), np.int32(prompts), *uniforms]
+    return [*(np.array(each, "int32") for each in ([[START]] * len(lengths), limits, prompts)), *uniforms]
 
 
 def eagerly(computation: Any, model: LanguageModel, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -108,7 +110,7 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
         assert runs.call_count <= math.ceil(min(lengths) / many) + max(arrays[1]) - min(lengths)
     text = np.arange(4, 13, dtype="int32")[None]
     with ops.on(ops.NUMPY):
-        (found,) = TextLogProbs().run(graph, text, text)
+        (found,) = TextLogProbs().run(graph, text, text)  # type: ignore[arg-type]
     (expected,) = eagerly(TextLogProbs(), model, [text, text])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -116,8 +118,22 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
 @MODELS
 def test_it_is_one_pass(name, monkeypatch):
     """The layers see all that the prompts share, and then single positions."""
-    model, seen, step = model_of(name), [], LanguageModel.step
-    monkeypatch.setattr(LanguageModel, "step", lambda *given: [seen.append(given[1].shape[1]), step(*given)][1])
+    model, step, seen = model_of(name), LanguageModel.step, []
+
+    def spied(model: LanguageModel, token_ids: Any, *others: Any) -> Any:
+        seen.append(token_ids.shape[1])
+        return step(model, token_ids, *others)
+
+    monkeypatch.setattr(LanguageModel, "step", spied)
     eagerly(Search(1, 0.0, 1), model, arrays_of("lone"))
     assert seen[0] == (8 if model.reads_at_once else 1) and {1}.issuperset(seen[1:])  # JAX traces a step once
     assert model.reads_at_once == (name != "compressed, which cannot" and keras.config.backend() != "jax")
+
+
+def test_an_attention_with_a_step_of_its_own_reads_token_by_token():
+    class Own(MultiHeadAttention):
+        def step(self, *given: Any, **named: Any) -> Any:
+            return super().step(*given, **named)
+
+    assert MultiHeadAttention(2, 4).reads_at_once and not Own(2, 4).reads_at_once
+    assert not SelfAttention().reads_at_once and not LocalAttention(2, 4).reads_at_once
