@@ -99,19 +99,19 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         }
         token_ids = ops.cast(given, "int64")
         if tokens is POSITIONS:
-            rows = keras.tree.flatten(cache["beams"])[0].sizes[0]
-            count = r.floor_divide(r.multiply(*given.sizes), r.maximum(rows, 1))  # 1, if the rows are beams
-            token_ids, index = ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
+            token_ids, index = _positions(token_ids, index, keras.tree.flatten(cache["beams"])[0].sizes[0])
         logits, cache = model.step(token_ids, cache, index)
-        presents: dict[str, Recorded] = {}
-        mapped(lambda path, one: presents.update({path: one}), cache["beams"])
         logits = ops.reshape(logits, (*given.sizes, model.vocabulary_size))
         outputs = [(ValueInfo("logits", np.float32, [*tokens.shape, model.vocabulary_size]), logits)]
-        for path in in_order(pasts):
-            shape = ["present" if size == "past" else size for size in pasts[path].shape]
-            value = ops.reshape(presents[path], (-1, *ops.shape(presents[path])[2:]))
-            outputs.append((ValueInfo(f"present_{path}", pasts[path].dtype, shape), value))
+        outputs += _presents(cache["beams"], pasts)
         return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
+
+
+def _positions(token_ids: Recorded, index: Recorded, rows: Size) -> tuple[Recorded, Recorded]:
+    """Token ids (rows, T) and their positions (T,), of ids (batch, beams or positions) and the first position ()."""
+    r = token_ids.recorder
+    count = r.floor_divide(r.multiply(*token_ids.sizes), r.maximum(rows, 1))  # 1, if the rows are beams
+    return ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
 
 
 def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], Config]:
@@ -131,6 +131,18 @@ def _past(r: Recorder, path: str, empty: Any, beams: Sequence[Size], pasts: dict
     pasts[path] = ValueInfo(f"past_{path}", empty.dtype, ["rows", *axes])
     value = r.input(pasts[path])
     return r.reshape(value, (*(beams or [value.sizes[0], 1]), *value.sizes[1:]))
+
+
+def _presents(beams: Sequence[object], pasts: dict[str, ValueInfo]) -> list[tuple[ValueInfo, Recorded]]:
+    """The cache after a step, as outputs that are named as its inputs."""
+    presents: dict[str, Recorded] = {}
+    mapped(lambda path, one: presents.update({path: one}), beams)
+    outputs = []
+    for path in in_order(pasts):
+        shape = ["present" if size == "past" else size for size in pasts[path].shape]
+        value = ops.reshape(presents[path], (-1, *ops.shape(presents[path])[2:]))
+        outputs.append((ValueInfo(f"present_{path}", pasts[path].dtype, shape), value))
+    return outputs
 
 
 def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> list[Any]:

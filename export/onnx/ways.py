@@ -141,7 +141,7 @@ def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
     """All so far."""
     if not index.ndim:
         return last_positions(r, keys, index)
-    last = r.max(r.concatenate([index, np.array([-1])], axis=0))  # of no position too
+    last = r.max(r.concatenate([index, np.array([-1])], axis=0))  # also where there is none
     return r.subtract(last, counted(r, num_keys(r, keys, index), reverse=1, exclusive=1))
 
 

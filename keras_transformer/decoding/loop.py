@@ -252,18 +252,10 @@ class SampleBounds(NamedTuple):
 
 
 def sample(
-    step: Step,
-    cache: Cache,
-    limits: Tensor,
-    uniforms: Tensor,
-    num_samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    prefix_ids: Tensor | None = None,
-    num_control_ids: int = 4,
+    step: Step, cache: Cache, limits: Tensor, uniforms: Tensor, num_samples: int = 1, temperature: float = 1.0,
+    top_k: int = 0, top_p: float = 1.0, prefix_ids: Tensor | None = None, num_control_ids: int = 4,
     index: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draws K independent translations of each sentence.
 
     The random numbers are an argument, one for each token. So a draw depends neither on the generator of the backend

@@ -57,13 +57,8 @@ def open_session(
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
     options.enable_mem_reuse = plans_memory
-    providers: list[Any] = [CPU]
-    if provider != "cpu" and has_cuda():
-        onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
-        # TF32 rounds float32 to 11 bits.
-        providers.insert(0, (CUDA, {"use_tf32": 0, "enable_cuda_graph": int(captures)}))
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=providers)
+        session = onnxruntime.InferenceSession(path, options, providers=_providers(provider, captures))
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         reason = " ".join(str(error).split())[:300]
         raise RequestError(
@@ -76,6 +71,16 @@ def open_session(
             f"{', '.join(session.get_providers())}: install onnxruntime-gpu and CUDA, or take --provider cpu"
         )
     return session
+
+
+def _providers(provider: str, captures: bool) -> list[Any]:
+    """The providers to ask for, the first before the others, with their options."""
+    if provider == "cpu" or not has_cuda():
+        return [CPU]
+    import onnxruntime
+
+    onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
+    return [(CUDA, {"use_tf32": 0, "enable_cuda_graph": int(captures)}), CPU]  # TF32 rounds float32 to 11 bits
 
 
 def runtime_of(session: InferenceSession) -> Runtime:
