@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from keras_transformer import ops
@@ -22,7 +23,7 @@ from keras_transformer.text.tokenizer import PAD
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
-from .recorded import Recorded
+from .recorded import Recorded, Size
 from .recorder import Recorder, Unrecordable, model_of, recorder_of
 from .text_graph import detokenized, tokenized
 
@@ -34,6 +35,7 @@ SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
 PREFIX = ValueInfo("prefix_ids", np.int32, ["batch", "prefix"])
 LIMIT = ValueInfo("limit", np.int32, ["batch"])
 TOKENS, INDEX = ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])
+POSITIONS = ValueInfo("token_ids", np.int32, ["batch", "beams_or_positions"])
 BIAS = ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"])
 
 
@@ -73,6 +75,9 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     no position: past is 0, and all numbers are 0 where no axis is called past. rows = batch · beams, the beams of a
     sentence one after the other. All outputs of `encoder` except `limit`.
 
+    Where the second axis of `token_ids` is called beams_or_positions, a language model also takes several positions of
+    each sentence at once, from `index` on, such as those of a prompt: then rows = batch.
+
     Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, and the cache: `present_key_i`,
     `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.
 
@@ -81,24 +86,32 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     """
     r, model = recorder_of(run.model, precision), run.model
     with ops.on(r):
-        token_ids, index = r.input(TOKENS), r.input(INDEX)
+        tokens = POSITIONS if getattr(model, "reads_at_once", False) else TOKENS
+        given, index = r.input(tokens), ops.cast(r.input(INDEX), "int64")
+        beams = [] if tokens is POSITIONS else given.sizes
         memories, sentences = _memory_inputs(r, model, precision) if hasattr(model, "encode") else ([], [])
         stack = model.decoder_stack if sentences else model.stack
-        empty = stack.init_cache(r.zeros((token_ids.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
+        empty = stack.init_cache(r.zeros((given.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
         pasts: dict[str, ValueInfo] = {}
         cache = {
-            "beams": mapped(lambda path, one: _past(r, path, one, token_ids, pasts), empty),
+            "beams": mapped(lambda path, one: _past(r, path, one, beams, pasts), empty),
             "sentences": sentences,
         }
-        logits, cache = model.step(ops.cast(token_ids, "int64"), cache, ops.cast(index, "int64"))
-        presents: dict[str, Recorded] = {}
-        mapped(lambda path, one: presents.update({path: one}), cache["beams"])
-        outputs = [(ValueInfo("logits", np.float32, ["batch", "beams", model.vocabulary_size]), logits)]
-        for path in in_order(pasts):
-            shape = ["present" if size == "past" else size for size in pasts[path].shape]
-            value = ops.reshape(presents[path], (-1, *ops.shape(presents[path])[2:]))
-            outputs.append((ValueInfo(f"present_{path}", pasts[path].dtype, shape), value))
-        return model_of(r, [TOKENS, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
+        token_ids = ops.cast(given, "int64")
+        if tokens is POSITIONS:
+            token_ids, index = _positions(token_ids, index, keras.tree.flatten(cache["beams"])[0].sizes[0])
+        logits, cache = model.step(token_ids, cache, index)
+        logits = ops.reshape(logits, (*given.sizes, model.vocabulary_size))
+        outputs = [(ValueInfo("logits", np.float32, [*tokens.shape, model.vocabulary_size]), logits)]
+        outputs += _presents(cache["beams"], pasts)
+        return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
+
+
+def _positions(token_ids: Recorded, index: Recorded, rows: Size) -> tuple[Recorded, Recorded]:
+    """Token ids (rows, T) and their positions (T,), of ids (batch, beams or positions) and the first position ()."""
+    r = token_ids.recorder
+    count = r.floor_divide(r.multiply(*token_ids.sizes), r.maximum(rows, 1))  # 1, if the rows are beams
+    return ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
 
 
 def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], Config]:
@@ -110,13 +123,26 @@ def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[lis
     return [*infos, BIAS], {"memory": memory, "mask": ops.greater(bias, HIDDEN / 2)[:, 0, 0]}
 
 
-def _past(r: Recorder, path: str, empty: Any, token_ids: Recorded, pasts: dict[str, ValueInfo]) -> Recorded:
-    """A tensor (B, K, ...) of the cache as an input (rows, ...), which is added to `pasts` under its path."""
+def _past(r: Recorder, path: str, empty: Any, beams: Sequence[Size], pasts: dict[str, ValueInfo]) -> Recorded:
+    """A tensor of the cache as an input (rows, ...), which is added to `pasts` under its path: of such beams (B, K), or
+    without them of one beam for each row."""
     sizes = empty.sizes[2:]
     axes = ["past" if isinstance(size, int) and size == 0 else size for size in sizes]
     pasts[path] = ValueInfo(f"past_{path}", empty.dtype, ["rows", *axes])
     value = r.input(pasts[path])
-    return r.reshape(value, (*token_ids.sizes, *value.sizes[1:]))
+    return r.reshape(value, (*(beams or [value.sizes[0], 1]), *value.sizes[1:]))
+
+
+def _presents(beams: Sequence[object], pasts: dict[str, ValueInfo]) -> list[tuple[ValueInfo, Recorded]]:
+    """The cache after a step, as outputs that are named as its inputs."""
+    presents: dict[str, Recorded] = {}
+    mapped(lambda path, one: presents.update({path: one}), beams)
+    outputs = []
+    for path in in_order(pasts):
+        shape = ["present" if size == "past" else size for size in pasts[path].shape]
+        value = ops.reshape(presents[path], (-1, *ops.shape(presents[path])[2:]))
+        outputs.append((ValueInfo(f"present_{path}", pasts[path].dtype, shape), value))
+    return outputs
 
 
 def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> list[Any]:

@@ -81,8 +81,9 @@ class Recorder:
         self.num_positions = num_positions
         self.num_tokens = num_tokens
         self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in self.WAYS.items()}
-        # While beams share keys: how many beams, and which of the keys a beam sees.
+        # While beams share keys: how many beams, how many keys were there before, and which of the keys a beam sees.
         self.num_sharing = 1
+        self.num_alone: Size = 0
         self.seen: Recorded | None = None
         self.rounds: list[tuple[int, Size]] = []  # for each loop in rounds its body's depth, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now

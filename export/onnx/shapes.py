@@ -117,7 +117,7 @@ def _repeat(r: Recorder, x: Recorded, repeats: int, axis: int | None = None) -> 
         raise r.unrecordable("`ops.repeat` without an axis or one number")
     axis, sizes = (axis or 0) % x.ndim, [*r.shape(x)]
     wide = r.broadcast_to(r.expand_dims(x, axis + 1), [*sizes[: axis + 1], repeats, *sizes[axis + 1 :]])
-    return r.reshape(wide, [*sizes[:axis], r.multiply(sizes[axis], repeats), *sizes[axis + 1 :]])
+    return r.reshape(wide, [*sizes[:axis], sizes[axis] * repeats, *sizes[axis + 1 :]])  # two numbers make a number
 
 
 # Parts

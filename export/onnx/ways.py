@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.layers.attention_ops import HIDDEN, Projection
+from keras_transformer.layers.attention_ops import HIDDEN, Projection, seen_from
 from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
-from .recorded import Recorded, Recorder, same
+from .recorded import Recorded, Recorder, Size, same
 from .shapes import counted
 
 HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
@@ -77,14 +77,19 @@ def num_sharing(r: Recorder, keys: Recorded) -> int:
 
 
 def first_beams(r: Recorder, state: Any) -> Any:
-    """One, if all caches grow, and the vocabulary has continuations for all. From then on beams share the keys.
+    """One, if all caches grow from all positions before the first step, and the vocabulary has continuations for all.
+    From then on beams share the keys.
 
     `r.seen` (B, K, S) tells which of them a beam sees, those of the step among them, so nothing of the cache moves.
     """
     caches, (batch, num_beams) = keras.tree.flatten(state.cache["beams"]), state.token_ids.sizes
-    if any(one.ndim != 5 or not same(one.sizes[-2], 0) for one in caches) or not 1 < num_beams <= r.num_tokens // 2:
+    lengths = [one.sizes[-2] for one in caches if one.ndim == 5]
+    if len(lengths) < len(caches) or not 1 < num_beams <= r.num_tokens // 2:
         return state
-    r.num_sharing, r.seen = num_beams, r.ones([batch, 1, 1], "bool")
+    if not all(same(length, state.index if isinstance(state.index, Recorded) else 0) for length in lengths):
+        return state
+    r.num_sharing, r.num_alone = num_beams, lengths[0]
+    r.seen = r.ones([batch, 1, r.add(lengths[0], 1)], "bool")
     one_beam = keras.tree.map_structure(lambda values: values[:, :1], state.cache["beams"])
     return state._replace(
         token_ids=state.token_ids[:, :1],
@@ -113,23 +118,43 @@ def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Re
     """Longer by a position."""
     if num_sharing(r, cache) > 1 and not same(new.sizes[1], 1):
         raise r.unrecordable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
-    return r.concatenate([cache, new], axis=-2)
+    if not index.ndim:
+        return r.concatenate([cache, new], axis=-2)
+    sizes = [*new.sizes[:-2], num_keys(r, cache, index), new.sizes[-1]]  # which all layers share
+    return r.emit("Concat", cache, new, dtype=new.dtype, sizes=sizes, axis=new.ndim - 2)
 
 
 def positions_in(r: Recorder, keys: Recorded) -> Recorded:
-    """A position has a key of each beam that shares them; the first has one."""
-    num_beams = num_sharing(r, keys)
-    return r.floor_divide(r.add(r.arange(r.size(keys, -2)), num_beams - 1), num_beams)
+    """A position has a key of each beam that shares them; the first step's has one, and so has what was read before."""
+    return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
+
+
+def positions_of(r: Recorder, places: Recorded, num_beams: int) -> Recorded:
+    """The positions of keys at such places in a cache that so many beams share."""
+    if num_beams == 1 or same(r.num_alone, 0):
+        return r.floor_divide(r.add(places, num_beams - 1), num_beams)
+    behind = r.maximum(r.subtract(places, r.num_alone), 0)
+    return r.add(r.minimum(places, r.num_alone), r.floor_divide(r.add(behind, num_beams - 1), num_beams))
 
 
 def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
     """All so far."""
-    return last_positions(r, keys, index)
+    if not index.ndim:
+        return last_positions(r, keys, index)
+    last = r.max(r.concatenate([index, np.array([-1])], axis=0))  # also where there is none
+    return r.subtract(last, counted(r, num_keys(r, keys, index), reverse=1, exclusive=1))
+
+
+def num_keys(r: Recorder, keys: Recorded, index: Recorded) -> Size:
+    """How many keys there are after a step of several positions."""
+    return r.add(r.size(keys, -2), r.size(index, 0))
 
 
 def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
     """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
     num_beams = num_sharing(r, keys)
+    if num_beams > 1 and not same(r.num_alone, 0):
+        return positions_of(r, r.arange(r.size(r.seen, -1)), num_beams)
     count = r.size(r.seen, -1) if num_beams > 1 else r.add(r.size(keys, -2), 1)
     count = count if most is None else r.minimum(count, most * num_beams)
     ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_beams)
@@ -142,6 +167,11 @@ def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, 
     return r.part(extended(r, cache, new, index), (..., slice(-most, None), slice(None)))
 
 
+def ring_of(r: Recorder, keys: Recorded, index: Recorded, size: int) -> Recorded:
+    """The last of them."""
+    return r.part(keys, (..., slice(-size, None), slice(None)))
+
+
 def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:
     """The last so far, in their order."""
     return last_positions(r, keys, index, size)
@@ -149,6 +179,8 @@ def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> R
 
 def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
     """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
+    if index.ndim:
+        return seen_from(positions, index, size)
     if r.seen is None:
         return None
     seen = r.expand_dims(r.seen, 1)
@@ -180,7 +212,7 @@ WAYS: dict[str, Callable[..., Any]] = {
     way.__name__: way
     for way in (
         product, rows, by_position, projected_heads, position_axis, first_beams, follow, empty_cache, extended,
-        positions_in, key_positions, extended_ring, ring_positions, written, seen_softmax, gather_beams,
+        positions_in, key_positions, extended_ring, ring_of, ring_positions, written, seen_softmax, gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 

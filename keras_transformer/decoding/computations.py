@@ -35,7 +35,7 @@ class Search:
 
     def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
-        step, cache, beginning, num_prompted = start_of(model, source_ids, prefix_ids, self.num_beams)
+        step, cache, beginning, num_prompted, index = start_of(model, source_ids, prefix_ids, self.num_beams)
         return beam_search(
             step,
             cache,
@@ -47,6 +47,7 @@ class Search:
             self.n_best,
             num_control_ids=model.num_control_ids,
             num_read=num_prompted,
+            index=index,
         )
 
 
@@ -63,7 +64,7 @@ class Sampling:
         self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
-        step, cache, beginning, _ = start_of(model, source_ids, prefix_ids, self.num_samples)
+        step, cache, beginning, _, index = start_of(model, source_ids, prefix_ids, self.num_samples)
         return sample(
             step,
             cache,
@@ -75,6 +76,7 @@ class Sampling:
             self.top_p,
             beginning,
             model.num_control_ids,
+            index,
         )
 
 
@@ -215,6 +217,7 @@ class Start(NamedTuple):
     cache: Cache
     prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
     num_read: Tensor | None  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
+    position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
 
 
 def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
@@ -224,7 +227,8 @@ def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_bea
     """
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):
-        prompted = Prompted(model, prefix_ids, source_ids[:, :1])
-        return Start(prompted.step, prompted.init_cache(num_beams, max_length), None, num_read(prefix_ids))
+        prompted = Prompted(model, source_ids[:, :1], prefix_ids)
+        cache, index = prompted.read(num_beams, max_length)
+        return Start(prompted.step, cache, None, num_read(prefix_ids), index)
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
-    return Start(model.step, cache, prefix_ids, None)
+    return Start(model.step, cache, prefix_ids, None, None)

@@ -34,21 +34,21 @@ Given = TypeVar("Given", bound=NamedTuple)
 class Blank(NamedTuple):
     """What a loop begins with, before any token is emitted."""
 
-    index: Tensor  # () 0
+    index: Tensor  # () 0, or the position behind what was read
     token_ids: Tensor  # (B, K) the start id
     ids: Tensor  # (B, K, L) pad; for a blank sentence the end id, then pad
     log_probs: Tensor  # (B, K) 0
     is_blank: Tensor  # (B, K) True: the limit of the sentence is 0
 
 
-def blank(bounds: Bounds, num_rows: int) -> Blank:
-    """The beginning of a loop with K = `num_rows`."""
+def blank(bounds: Bounds, num_rows: int, index: Tensor | None = None) -> Blank:
+    """The beginning of a loop with K = `num_rows`, at position `index` if prompts were read before."""
     limits, max_length = bounds.limits, bounds.max_length
     zeros = ops.zeros((ops.shape(limits)[0], num_rows), dtype=limits.dtype)  # (B, K)
     is_blank = zeros + limits[:, None] == 0  # (B, K)
     ids = ops.where(is_blank[..., None] & (ops.arange(max_length) == 0), END, PAD)  # (B, K, L)
     return Blank(
-        index=ops.zeros((), dtype=limits.dtype),
+        index=ops.zeros((), dtype=limits.dtype) if index is None else ops.cast(index, limits.dtype),
         token_ids=zeros + START,
         ids=ops.cast(ids, limits.dtype),
         log_probs=ops.cast(zeros, "float32"),
@@ -81,6 +81,14 @@ def run_loop(
         return tuple(advance(state._make(fields), given))
 
     return state._make(ops.while_loop(goes_on, body, tuple(begin(state))))
+
+
+def read_before(ids: Tensor, index: Tensor | None, num_control_ids: int) -> Tensor:
+    """Ids (B, K, L) with placeholders at the positions before `index`, which were read, see `Prompted`; None: none."""
+    if index is None:
+        return ids
+    placeholder = ops.cast(num_control_ids, ids.dtype)
+    return ops.where(ops.arange(ops.shape(ids)[-1], dtype="int32") < ops.cast(index, "int32"), placeholder, ids)
 
 
 class Bounds(NamedTuple):
@@ -169,30 +177,45 @@ class Prompted:
 
     Args:
         model: the language model.
+        first_ids: (B, 1) what stands at position 0, before the prompt.
         prompt_ids: (B, P), padded with 0.
-        first_ids: (B, 1) what stands at position 0, before the prompt; by default the start id.
     """
 
-    def __init__(self, model: FamilyModel, prompt_ids: Tensor, first_ids: Tensor | None = None):
+    def __init__(self, model: FamilyModel, first_ids: Tensor, prompt_ids: Tensor):
         self.model = model
-        self.num_first = 0 if first_ids is None else 1
-        self.prompt_ids = prompt_ids if first_ids is None else ops.concatenate([first_ids, prompt_ids], axis=1)
+        self.ids = ops.concatenate([first_ids, prompt_ids], axis=1)
 
     def init_cache(self, num_beams: int, max_length: int | Tensor) -> Cache:
         """The cache of `step` at position 0: the model's own, and the prompts."""
-        own = self.model.init_cache(self.prompt_ids, num_beams, max_length)
-        return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.prompt_ids}}
+        own = self.model.init_cache(self.ids, num_beams, max_length)
+        return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.ids}}
+
+    def read(self, num_beams: int, max_length: int | Tensor) -> tuple[Cache, Tensor | None]:
+        """The cache of `step` behind what all prompts have but the last token of the shortest, which the model reads in
+        one pass; and the position that comes next. Where the model cannot, the cache at position 0, and None.
+        """
+        if not self.model.reads_at_once:
+            return self.init_cache(num_beams, max_length), None
+        ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
+        count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)
+        cache = self.init_cache(1, max_length)
+        _, own = self.model.step(self.ids[:, :count], _own(cache), ops.arange(count))
+        beams = ops.map_structure(lambda values: ops.repeat(values, num_beams, axis=1), own["beams"])
+        return {**cache, "beams": beams if num_beams > 1 else own["beams"]}, count
 
     def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
         """As the model's step."""
-        own = {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
-        prompt_ids = cache["sentences"]["prompt"]
-        places = (index - 1 + self.num_first, index + self.num_first)
-        before, here = (ops.cast(at(prompt_ids, place), token_ids.dtype) for place in places)  # (B, 1)
-        logits, own = self.model.step(ops.where(before == PAD, token_ids, before), own, index)
+        ids = ops.cast(cache["sentences"]["prompt"], token_ids.dtype)
+        here, behind = at(ids, index), at(ids, index + 1)  # (B, 1)
+        logits, own = self.model.step(ops.where(here == PAD, token_ids, here), _own(cache), index)
         placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
-        logits = ops.where((here == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))
+        logits = ops.where((behind == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))
         return logits, {**cache, "beams": own["beams"]}
+
+
+def _own(cache: Cache) -> Cache:
+    """The model's own part of a cache of `Prompted`."""
+    return {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
 
 
 def num_read(prompt_ids: Tensor) -> Tensor:
@@ -226,24 +249,17 @@ class SampleBounds(NamedTuple):
 
 
 def sample(
-    step: Step,
-    cache: Cache,
-    limits: Tensor,
-    uniforms: Tensor,
-    num_samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    prefix_ids: Tensor | None = None,
-    num_control_ids: int = 4,
-) -> tuple[Tensor, Tensor]:
+    step: Step, cache: Cache, limits: Tensor, uniforms: Tensor, num_samples: int = 1, temperature: float = 1.0,
+    top_k: int = 0, top_p: float = 1.0, prefix_ids: Tensor | None = None, num_control_ids: int = 4,
+    index: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draws K independent translations of each sentence.
 
     The random numbers are an argument, one for each token. So a draw depends neither on the generator of the backend
     nor on the other sentences in the batch.
 
     Args:
-        step, cache, limits, prefix_ids, num_control_ids: as for `beam_search`.
+        step, cache, limits, prefix_ids, num_control_ids, index: as for `beam_search`.
         uniforms: (B, K, L) float32 in [0, 1).
         num_samples: K.
         temperature: divides the logits.
@@ -263,14 +279,18 @@ def sample(
         token_ids = draw(permitted, pick(given.uniforms, state.index), top_k, top_p)
         return append(state, token_ids, pick(log_probs, token_ids), given.limits, cache)
 
-    state = run_loop(advance, start_samples(cache, bounds, num_samples), lambda state: state.done, given)
+    start = start_samples(cache, bounds, num_samples, index, num_control_ids)
+    state = run_loop(advance, start, lambda state: state.done, given)
     return ops.cast(state.ids, "int32"), state.log_probs
 
 
-def start_samples(cache: Cache, bounds: Bounds, num_samples: int) -> SampleState:
+def start_samples(
+    cache: Cache, bounds: Bounds, num_samples: int, index: Tensor | None = None, num_control_ids: int = 4
+) -> SampleState:
     """Nothing is drawn yet; a sentence with the limit 0 is done, with an end alone."""
-    first = blank(bounds, num_samples)
-    return SampleState(first.index, first.token_ids, first.ids, first.log_probs, first.is_blank, cache)
+    first = blank(bounds, num_samples, index)
+    ids = read_before(first.ids, index, num_control_ids)
+    return SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
 
 
 def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Tensor, cache: Cache) -> SampleState:

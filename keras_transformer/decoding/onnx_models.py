@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from keras_transformer.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.keras_decoder import Computation
+
+READ_AT_ONCE = 128  # tokens of all prompts together: the graph gives the logits of each
 
 
 class SteppedModel:
@@ -37,9 +40,10 @@ class SteppedModel:
         """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):
-            feeds[argument.name] = past.reshape(token_ids.size, *past.shape[2:])  # (B · K, ...)
+            rows = past.shape[:2]  # B, K
+            feeds[argument.name] = past.reshape(math.prod(rows), *past.shape[2:])
         logits, *present = run(self._session_of("step"), None, feeds)
-        return logits, {**cache, "beams": [values.reshape(*token_ids.shape, *values.shape[1:]) for values in present]}
+        return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}
 
     def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
         """The part of the cache that the step extends, before the first one."""
@@ -72,37 +76,45 @@ class Halves(SteppedModel):
 class SteppedLanguageModel(SteppedModel):
     """A language model in one graph. A lone text that goes on, as in a stream, is not read again."""
 
-    vocabulary_size: int
+    reads_at_once = True  # many positions in one run of the graph, unless it takes one alone
 
     def __init__(self, session_of: Callable[[str], Any], config: Config):
         super().__init__(session_of, config)
         self._read: list[int] = []  # the tokens of the last lone text
         self._beams: list[np.ndarray] = []  # the cache behind them
-        self._num_known = 0  # how many of them begin the text that is read now
 
     def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
-        """The cache before the first step, for prompts (B, P), padded with 0. They are read next, from position 0."""
-        begins = ids.shape[0] == num_beams == 1 and len(self._read) < np.count_nonzero(ids)
-        self._num_known = len(self._read) if begins and ids[0, : len(self._read)].tolist() == self._read else 0
+        """The cache before the first step, for prompts (B, P), padded with 0."""
         return {"beams": self.no_positions(len(ids), num_beams), "sentences": {}}
 
     def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
-        """As the base has it; while a prompt is read that is known, the logits, which nobody needs, are 0."""
-        if index < self._num_known:
-            return np.zeros((1, 1, self.vocabulary_size), "float32"), {**cache, "beams": self._beams}
-        logits, cache = super().step(token_ids, cache, index)
-        if token_ids.size == 1:
-            self._read, self._beams = [*self._read[: int(index)], int(token_ids[0, 0])], cache["beams"]
+        """As the base has it; or the first positions (T,) of token ids (B, T) at once, without the logits of any."""
+        if np.ndim(index):
+            known = self._read if self._read == token_ids[0, : len(self._read)].tolist() and len(token_ids) == 1 else []
+            cache = {**cache, "beams": self._beams} if known else cache
+            for _, behind in self._runs(token_ids, cache, len(known)):
+                cache = behind
+            logits = np.zeros((*token_ids.shape, 0), "float32")
+        else:
+            logits, cache = super().step(token_ids, cache, index)
+        if 1 == len(token_ids) == cache["beams"][0].shape[1]:
+            first = 0 if np.ndim(index) else int(index)
+            self._read = [*self._read[:first], *token_ids[0].tolist()]
+            self._beams = cache["beams"]
         return logits, cache
 
     def __call__(self, inputs: Mapping[str, np.ndarray], training: bool = False) -> np.ndarray:
         """Logits (B, T, V) of the token that follows each position, for {"ids": (B, T)}."""
-        ids, logits = inputs["ids"], []
-        cache, self._num_known = self.init_cache(ids, 1, ids.shape[1]), 0  # all logits count
-        for index in range(ids.shape[1]):
-            found, cache = self.step(ids[:, index : index + 1], cache, index)
-            logits.append(found)
-        return np.concatenate(logits, axis=1)
+        ids = inputs["ids"]
+        return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0), 0)], axis=1)
+
+    def _runs(self, ids: np.ndarray, cache: Cache, first: int) -> Iterator[tuple[np.ndarray, Cache]]:
+        """The logits of the positions of ids (B, T) from the first on, run by run, and the cache behind each run."""
+        takes_one = self._session_of("step").get_inputs()[0].shape[1] == "beams"
+        count = 1 if takes_one else max(READ_AT_ONCE // len(ids), 1)
+        for index in range(first, ids.shape[1], count):
+            logits, cache = super().step(ids[:, index : index + count], cache, index)
+            yield logits, cache
 
 
 class OnnxComputations:
@@ -129,8 +141,9 @@ class OnnxComputations:
         num_threads: int | None = None,
         provider: str = "auto",
     ):
-        self._session = open_session(graphs.main, num_threads or num_cores(), provider)
         self._is_step = graphs.step is not None
+        # A step has small results. What many positions have at once shares memory without a plan as well.
+        self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)
         self.model: Any = SimpleNamespace(**config)
         if self._is_step:
             self.model = SteppedLanguageModel(lambda _: self._session, config)

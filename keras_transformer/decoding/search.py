@@ -28,6 +28,7 @@ from keras_transformer.decoding.loop import (
     gather_beams,
     is_permitted,
     k_best,
+    read_before,
     run_loop,
 )
 from keras_transformer.decoding.loop import draw as draw
@@ -69,6 +70,7 @@ def beam_search(
     step: Step, cache: Cache, limits: Tensor, num_beams: int = 4, length_penalty: float = 0.6,
     max_length: int | Tensor | None = None, prefix_ids: Tensor | None = None, n_best: int | None = None,
     index_dtype: str | None = None, num_control_ids: int = 4, num_read: Tensor | None = None,
+    index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -83,6 +85,7 @@ def beam_search(
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
         num_read: (B,) how many of the first tokens are a prompt's, see `loop.Prompted`; |y| leaves them out.
+        index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
 
     Returns:
         ids (B, n_best, L) int32 and scores (B, n_best) float32, the best first; those that were cut at their limit
@@ -96,19 +99,21 @@ def beam_search(
         likeliest = continuations(logits, state, bounds.prefix_ids, num_beams, num_control_ids)
         return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
-    start = start_beams(cache, bounds, num_beams, n_best or num_beams)
+    start = start_beams(cache, bounds, num_beams, n_best or num_beams, index, num_control_ids)
     end = run_loop(advance, start, lambda state: state.done, bounds, first_beams)
     return best_hypotheses(end, bounds, length_penalty)
 
 
-def start_beams(cache: Cache, bounds: Bounds, num_beams: int, n_best: int) -> BeamState:
+def start_beams(
+    cache: Cache, bounds: Bounds, num_beams: int, n_best: int, index: Tensor | None = None, num_control_ids: int = 4
+) -> BeamState:
     """One live hypothesis with nothing in it; for a blank sentence one finished hypothesis with an end in it."""
-    start = blank(bounds, num_beams)
+    start = blank(bounds, num_beams, index)
     first = ops.arange(num_beams) == 0  # (K,)
     return BeamState(
         index=start.index,
         token_ids=start.token_ids,
-        live_ids=ops.zeros_like(start.ids),
+        live_ids=read_before(ops.zeros_like(start.ids), index, num_control_ids),
         live_log_probs=ops.where(first & ~start.is_blank, 0.0, NONE),
         finished_ids=start.ids[:, :n_best],
         finished_scores=ops.where(first & start.is_blank, 0.0, NONE)[:, :n_best],

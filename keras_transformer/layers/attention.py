@@ -14,6 +14,7 @@ from keras_transformer.layers.attention_ops import KeysValues as KeysValues
 from keras_transformer.layers.attention_ops import (
     Projection,
     Shared,
+    are_several,
     empty_cache,
     extended,
     grouped,
@@ -43,6 +44,7 @@ class SelfAttention(Layer):
     """
 
     needs_causal_mask = True  # whether a decoder hides later positions from it by a mask
+    reads_at_once = False  # whether `step` takes several positions of a prompt
 
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
         """The bias of positions in the form in which this attention adds it to the logits of whole sequences.
@@ -250,6 +252,11 @@ class MultiHeadAttention(SelfAttention):
         _, scores = self.with_scores(query, memory, attention_mask)
         return scores
 
+    @property
+    def reads_at_once(self) -> bool:  # type: ignore[override]
+        """Whether `step` takes several positions of a prompt. A subclass with another step says so itself."""
+        return type(self).step is MultiHeadAttention.step
+
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
         """The empty cache of `step`: keys and values (B, K, G, L, H), L = `max_length`.
 
@@ -259,32 +266,36 @@ class MultiHeadAttention(SelfAttention):
         return KeysValues(*(self._empty_cache(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys after the step at `index` with this cache; negative where there is no key."""
+        """The positions (S,) of the keys that the step at `index` sees with this cache; negative where none is."""
         return key_positions(cache.keys, index)
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention at one position, for each of K beams.
+        """Self-attention at one position, for each of K beams; or at several positions of one, see `reads_at_once`.
 
         Args:
-            x: (B, K, D), the states of the beams at `index`.
+            x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
-            index: the position, from 0.
-            shared: the bias (N, 1, S) of the keys that `positions_of_keys` lists, and the rotation of this position.
+            index: the position, from 0; or (T,), the first T of them, and the cache is empty.
+            shared: the bias (N, 1 or T, S) of the keys that `positions_of_keys` lists, and the rotation of `index`.
 
         Returns:
-            (B, K, D), and the cache with this position in it.
+            (B, K or T, D), and the cache with `index` in it.
         """
-        axis = position_axis(x, cache.keys)
+        axis = 1 if are_several(index) else position_axis(x, cache.keys)
         x = ops.expand_dims(x, axis)  # (B, K, 1, D)
         query, new = self.project_both(x, shared)  # keys and values (B, K, G, 1, H)
         visible = self._visible(self.positions_of_keys(cache, index), index)
-        cache = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
-        x, _ = self._attend(query, cache, visible, shared)
-        return ops.squeeze(x, axis), cache
+        seen = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
+        x, _ = self._attend(query, seen, visible, shared)
+        return ops.squeeze(x, axis), KeysValues(*(self._cached(each, index) for each in seen))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         """Keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
         return extended(cache, new, index)
+
+    def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
+        """What a cache keeps of the keys or values (..., S, H) that the step at `index` saw."""
+        return seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
         """Which keys, at such positions (S,), the beams see in the step at `index`, see `written`."""
@@ -333,13 +344,14 @@ class MultiHeadAttention(SelfAttention):
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Projected query (..., N, T, H), keys and values (..., G, S, H) → (..., T, D), and scores (..., N, T, S)."""
-        logits = ungrouped(self.score(grouped(query, self.num_groups), memory.keys), self.num_heads)
+        length = ops.shape(query)[-2]
+        logits = ungrouped(self.score(grouped(query, self.num_groups), memory.keys), self.num_heads, length)
         if shared is not None and shared.bias is not None:
             logits = ops.add(logits, shared.bias)
         mask = None if attention_mask is None else ops.expand_dims(attention_mask, -3)  # for every head
         scores = ops.cast(self._softmax(logits, mask), self.compute_dtype)
         weights = self.scores_dropout(scores, training=training)
-        heads = ungrouped(ops.matmul(grouped(weights, self.num_groups), memory.values), self.num_heads)
+        heads = ungrouped(ops.matmul(grouped(weights, self.num_groups), memory.values), self.num_heads, length)
         joined = joined_heads(heads)
         joined = joined if self.inner_norm is None else self.inner_norm(joined)
         return ops.product(joined, self.output_kernel, self.output_bias), scores

@@ -81,12 +81,10 @@ def grouped(x: Tensor, num_groups: int) -> Tensor:
     return ops.reshape(x, (*batch, num_groups, num_heads // num_groups * length, size))
 
 
-def ungrouped(x: Tensor, num_heads: int) -> Tensor:
-    """(..., G, N/G·T, S) → (..., N, T, S), the inverse of `grouped`."""
-    *batch, num_groups, length, size = ops.shape(x)
-    if num_heads == num_groups:
-        return x
-    return ops.reshape(x, (*batch, num_heads, length * num_groups // num_heads, size))
+def ungrouped(x: Tensor, num_heads: int, length: int | Tensor) -> Tensor:
+    """(..., G, N/G·T, S) → (..., N, T, S), the inverse of `grouped`; `length` is T."""
+    *batch, num_groups, _, size = ops.shape(x)
+    return x if num_heads == num_groups else ops.reshape(x, (*batch, num_heads, length, size))
 
 
 class KeysValues(NamedTuple):
@@ -94,6 +92,11 @@ class KeysValues(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+
+def are_several(index: Tensor) -> bool:
+    """Whether an index is that of several positions (T,), and not of one ()."""
+    return len(getattr(index, "shape", ())) > 0
 
 
 @ops.replaceable
@@ -113,7 +116,13 @@ def empty_cache(shape: tuple, dtype: str) -> Tensor:
 
 @ops.replaceable
 def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-    """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next."""
+    """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next.
+
+    Several positions (T,) are the first: `new` (..., T, H) stands in place of as many, and all of `new` is kept. An
+    export takes any that are the next.
+    """
+    if are_several(index):
+        return ops.concatenate([new, cache[..., ops.shape(new)[-2] :, :]], axis=-2)
     return write_at(cache, new, index)
 
 
@@ -125,7 +134,9 @@ def positions_in(keys: Tensor) -> Tensor:
 
 @ops.replaceable
 def key_positions(keys: Tensor, index: Tensor) -> Tensor:
-    """The positions (S,) of the keys after the step at `index` with such a cache."""
+    """The positions (S,) of the keys that the step at `index` sees with such a cache."""
+    if are_several(index):
+        return ops.arange(ops.maximum(ops.shape(keys)[-2], ops.shape(index)[0]))
     return positions_in(keys)
 
 
@@ -133,6 +144,13 @@ def key_positions(keys: Tensor, index: Tensor) -> Tensor:
 def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
     """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
     return write_at(cache, new, ops.mod(index, size))
+
+
+@ops.replaceable
+def ring_of(keys: Tensor, index: Tensor, size: int) -> Tensor:
+    """The ring (..., r, H) of the keys (..., S, H) that `extended` gives for several positions `index` (T,)."""
+    kept = ops.plain(ring_positions)(keys, size, ops.shape(index)[0] - 1)
+    return ops.take(keys, ops.maximum(kept, 0), axis=-2)
 
 
 @ops.replaceable
@@ -148,13 +166,23 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
 
     Args:
         positions: (S,), as `key_positions` or `ring_positions` gives them.
-        index: the position of the beams.
+        index: the position of the beams; or several (T,) of one beam, of which each sees itself and those before it.
         size: how many positions the ring holds; None for a cache that is no ring.
 
     Returns:
-        booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S); None if it sees all.
+        booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S), or for several positions
+        to (B, 1, T, S); None if it sees all.
     """
+    if are_several(index):
+        return seen_from(positions, index, size)
     return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))[None, None, None]
+
+
+def seen_from(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
+    """(1, 1, T, S) Which keys, at positions (S,), are seen from each of several positions (T,), see `written`."""
+    ages = ops.subtract(ops.expand_dims(index, -1), positions)  # (T, S)
+    seen = ages >= 0 if size is None else ops.logical_and(ages >= 0, ages < size)
+    return ops.expand_dims(seen, (0, 1))
 
 
 def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:

@@ -325,16 +325,16 @@ class CausalBlock(EncoderBlock):
     is_causal = True
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Decodes one position of K beams.
+        """Decodes one position of K beams, or several of one beam.
 
         Args:
-            x: (B, K, D), the states of the beams at `index`.
+            x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: the cache of self-attention, from its `init_cache` or from the previous step.
-            index: the position, from 0.
-            shared: the bias and the rotation of this position.
+            index: the position, from 0; or (T,), see `MultiHeadAttention.step`.
+            shared: the bias and the rotation of `index`.
 
         Returns:
-            (B, K, D), and the cache with this position in it.
+            (B, K or T, D), and the cache with `index` in it.
         """
         caches: Config = {}
 

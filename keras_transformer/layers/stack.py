@@ -106,10 +106,10 @@ class Stack(Layer):
         Args:
             positions: the layer.
             cache: that of the step.
-            index: the position (), from 0.
+            index: the position (), or several (T,), see `step`.
         """
         keys = self.positions_of_keys(cache, index)
-        bias = positions.bias(ops.reshape(index, (1,)), keys, is_causal=True)
+        bias = positions.bias(ops.reshape(index, (-1,)), keys, is_causal=True)
         return Shared(bias, positions.rotation(index, is_causal=True))
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
@@ -184,22 +184,27 @@ class Stack(Layer):
         """The memory as each layer's encoder-decoder attention projects it."""
         return [block.cross_attention.project_memory(memory) for block in self.blocks_in_order()]
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether `step` takes several positions of a prompt, as all its self-attentions must."""
+        return all(block.self_attention.reads_at_once for block in self.blocks)
+
     def positions_of_keys(self, cache: Config, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
+        """The positions (S,) of the keys that the step at `index` sees with a cache; negative where none is."""
         return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(
         self, x: Tensor, cache: Config, memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
     ) -> tuple[Tensor, Config]:
-        """Decodes one position of K beams.
+        """Decodes one position of K beams; or several of one beam, if the stack has no memory and `reads_at_once`.
 
         Args:
-            x: (B, K, D), the states of the beams at `index`.
+            x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
-            memory_mask, index, shared: see `DecoderBlock.step`. Without a memory there is no mask.
+            memory_mask, index, shared: see `DecoderBlock.step`, `CausalBlock.step`. Without a memory there is no mask.
 
         Returns:
-            (B, K, D), and the cache with this position in it.
+            (B, K or T, D), and the cache with `index` in it.
         """
         beams = []
 
@@ -218,7 +223,7 @@ class Stack(Layer):
         Args:
             x: (B, T, D) the states of a whole sequence, or (B, K, D) those of K beams at one position.
             apply: applies one layer, given its number and the states.
-            index: the position of the beams; None for a whole sequence.
+            index: the position of the beams, or several (T,); None for a whole sequence.
         """
         for layer in range(self.num_layers):
             x = apply(layer, x)

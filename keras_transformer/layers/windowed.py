@@ -12,8 +12,12 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
     KeysValues,
     Shared,
+    are_several,
     empty_cache,
+    extended,
     extended_ring,
+    key_positions,
+    ring_of,
     ring_positions,
     written,
 )
@@ -83,10 +87,17 @@ class WindowedAttention(MultiHeadAttention):
         return super().init_cache(batch_size, num_beams, self.width)
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        if are_several(index):
+            return key_positions(cache.keys, index)
         return ring_positions(cache.keys, self.width, index)
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+        if are_several(index):  # the first of them see keys that the ring drops for the last
+            return extended(cache, new, index)
         return extended_ring(cache, new, index, self.width)
+
+    def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
+        return ring_of(seen, index, self.width) if are_several(index) else seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
         return written(positions, index, self.width)
@@ -209,6 +220,7 @@ class LocalAttention(WindowedAttention):
         ValueError: as for `WindowedAttention`.
     """
 
+    reads_at_once = False  # a graph keeps a block as it is, and could not take positions from two of them
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
 

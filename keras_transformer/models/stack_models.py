@@ -188,21 +188,27 @@ class LanguageModel(TokenModel):
         """
         return self.stack.init_cache(ids, num_beams, max_length)
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether `step` takes several positions of a prompt: all attentions do, and how many may depend on the prompt,
+        as it may not in what JAX compiles."""
+        return self.stack.reads_at_once and (ops.back_end() is not None or keras.config.backend() != "jax")
+
     def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
-        """Decodes one position of every beam.
+        """Decodes one position of every beam; or the first positions of one beam at once, see `reads_at_once`.
 
         Args:
-            token_ids: (B, K), the tokens at position `index`. At index 0 they are start ids.
+            token_ids: (B, K), the tokens at position `index`, at index 0 start ids; or (B, T), those at T positions.
             cache: from `init_cache`, or from the previous step.
-            index: the position from 0, a number or a scalar tensor.
+            index: the position from 0, a number or a scalar tensor; or (T,), the first T of them: the cache is empty.
 
         Returns:
-            Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it. The end
-            id, 3, has the probability of all ids that end a text, and the others of these have none.
+            Logits (B, K or T, V) of the tokens at `index` + 1, in float32; and the cache with `index` in it. The end id, 3,
+            has the probability of all ids that end a text, and the others of these have none.
         """
-        position = ops.convert_to_tensor(index)
-        shared = self.stack.shared_at(self.positions, cache, position)
-        x, cache = self.stack.step(self._placed(self.embedding(token_ids), position), cache, None, index, shared)
+        index = ops.convert_to_tensor(index)
+        shared = self.stack.shared_at(self.positions, cache, index)
+        x, cache = self.stack.step(self._placed(self.embedding(token_ids), index), cache, None, index, shared)
         return as_one(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 
 

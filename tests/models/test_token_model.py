@@ -58,6 +58,13 @@ def test_a_token_sees_those_before_it_in_steps_too_and_neither_a_later_one_nor_p
         steps, cache = model.step(ops.convert_to_tensor(beams[:, :, index]), cache, index)
         for beam, whole in enumerate((first, second)):
             assert_close(array(steps)[REAL[:, index], beam], whole[REAL[:, index], index], atol=1e-4)
+    if model.reads_at_once:
+        cache = model.init_cache(ops.convert_to_tensor(IDS), 1, 10)
+        steps, cache = model.step(ops.convert_to_tensor(IDS[:, :5]), cache, ops.arange(5))
+        assert_close(array(steps), first[:, :5], atol=1e-4)
+        for index in range(5, 8):
+            steps, cache = model.step(ops.convert_to_tensor(IDS[:, index : index + 1]), cache, index)
+            assert_close(array(steps)[REAL[:, index], 0], first[REAL[:, index], index], atol=1e-4)
     scores = array(model.attention_scores({"ids": IDS}))
     assert scores.shape[:3] == (model.num_layers, 3, 3)
     assert np.all((np.abs(scores.sum(-1) - 1) < 1e-5) | (scores.sum(-1) == 0))

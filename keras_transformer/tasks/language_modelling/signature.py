@@ -128,7 +128,7 @@ class Continued(Searched):
 
     def begun(self, place: int) -> Begun:
         first, prompt = self.generator.begun_by(self.read(place))
-        prompted = Prompted(self.model, np.array([prompt], "int32").reshape(1, -1), np.array([[first]], "int32"))
+        prompted = Prompted(self.model, np.array([[first]], "int32"), np.array([prompt], "int32").reshape(1, -1))
         cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
         return Begun(prompted.step, cache, len(prompt))
 
@@ -158,17 +158,18 @@ def continue_ids(
     lengths = num_read(prompt_ids)  # (B,)
     prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
     lengths = ops.where(lengths < context, lengths, context // 2)
-    first_ids = None
+    first_ids = ops.zeros_like(prompt_ids[:, :1]) + START
     if not has_start:
         first_ids = ops.where(prompt_ids[:, :1] == PAD, START, prompt_ids[:, :1])
         prompt_ids, lengths = moved(prompt_ids, ops.minimum(lengths, 1)), ops.maximum(lengths - 1, 0)
     limits = ops.minimum(lengths + (decoding.max_length or context), context)
     max_length = longest_of(limits)
-    prompted = Prompted(model, prompt_ids, first_ids)
-    cache = prompted.init_cache(decoding.num_beams, max_length)
+    prompted = Prompted(model, first_ids, prompt_ids)
+    cache, index = prompted.read(decoding.num_beams, max_length)
     ids, scores = beam_search(
         prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
         n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, num_read=lengths,
+        index=index,
     )  # fmt: skip
     rows = ops.reshape(ids, (-1, max_length))
     return ops.reshape(moved(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores
