@@ -203,8 +203,8 @@ class LanguageModel(TokenModel):
             index: the position from 0, a number or a scalar tensor; or (T,), the first T of them: the cache is empty.
 
         Returns:
-            Logits (B, K or T, V) of the tokens at `index` + 1, in float32; and the cache with `index` in it. The end id, 3,
-            has the probability of all ids that end a text, and the others of these have none.
+            Logits (B, K or T, V) of the tokens at `index` + 1, in float32; and the cache with `index` in it. The end
+            id, 3, has the probability of all ids that end a text, and the others of these have none.
         """
         index = ops.convert_to_tensor(index)
         shared = self.stack.shared_at(self.positions, cache, index)
