@@ -199,7 +199,10 @@ class Prompted:
         ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
         count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)
         cache = self.init_cache(1, max_length)
-        _, own = self.model.step(self.ids[:, :count], _own(cache), ops.arange(count))
+        # At least one, which the first step writes again: LiteRT and Keras's maximum fail on tensors without numbers. A
+        # cache that grows cannot hold one twice.
+        most = ops.maximum(count, 1) if ops.back_end() is None else count
+        _, own = self.model.step(self.ids[:, :most], _own(cache), ops.arange(most))
         beams = ops.map_structure(lambda values: ops.repeat(values, num_beams, axis=1), own["beams"])
         return {**cache, "beams": beams if num_beams > 1 else own["beams"]}, count
 
