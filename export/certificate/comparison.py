@@ -141,7 +141,9 @@ class KeptCertificate:
     @property
     def languages(self) -> tuple[str | None, str | None]:
         """Those between which an export of a model between many translates; None for other models."""
-        source, _, target = self.about.get("languages", "").partition("-") if "source_tags" in self.about else ("",) * 3
+        if "source_tags" not in self.about:
+            return None, None
+        source, _, target = self.about.get("languages", "").partition("-")
         return source or None, target or None
 
     def expected(self) -> dict[Decoding, Expected]:

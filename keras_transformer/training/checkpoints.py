@@ -117,21 +117,16 @@ class Checkpoints:
         Raises:
             JobError: no checkpoint is whole, though there are some.
         """
-        steps, parts = self.whole_steps(), {"weights": _weights(model), "state": _state_variables(model)}
+        steps, state = self.whole_steps(), {**_state_variables(model), PROGRESS: None}
         for step in reversed(steps):
-            paths = {self._path(step, part): variables for part, variables in parts.items()}
             try:
                 progress = _read_progress(self._path(step, "state"), like)
-                for path, variables in paths.items():  # all of both files, before anything is changed
-                    for _ in _read_arrays(path, variables):
-                        pass
-            except DamagedFile as error:
+                for part, variables in (("weights", _weights(model)), ("state", state)):
+                    for variable, array in _read_arrays(self._path(step, part), variables):
+                        variable.assign(array)
+                return progress
+            except DamagedFile as error:  # an older one has all of these arrays too
                 warn(f"{error}; looking for an older checkpoint")
-                continue
-            for path, variables in paths.items():
-                for variable, value in zip(variables.values(), _read_arrays(path, variables), strict=True):
-                    variable.assign(value)
-            return progress
         if steps:
             raise JobError(f"no checkpoint in {self.folder} is whole: start again with --overwrite")
         return None
@@ -144,8 +139,8 @@ class Checkpoints:
         """
         files = [_read_arrays(self._path(step, "weights"), _weights(model)) for step in steps]
         try:
-            for arrays in zip(*files, strict=True):
-                yield (sum(array.astype(np.float64) for array in arrays) / len(steps)).astype(np.float32)
+            for same in zip(*files, strict=True):
+                yield (sum(array.astype(np.float64) for _, array in same) / len(steps)).astype(np.float32)
         except DamagedFile as error:
             raise JobError(f"{error}; it cannot be averaged") from error
 
@@ -261,19 +256,19 @@ def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
         ) from error
 
 
-def _read_arrays(path: Path, variables: Mapping[str, object]) -> Iterator[np.ndarray]:
-    """Yields the arrays of these names, which hold what the variables can, and nothing else is in the file.
+def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields each variable with the array of its name, which fits it; None is left out. Nothing else is in the file.
 
     Raises:
         DamagedFile: the file holds anything else.
         RequestError: a newer version wrote the file.
     """
-    names = {*variables, *FORMAT} | ({PROGRESS} if "state" in path.name else set())
     with _opened(path) as file:
-        if sorted(file.namelist()) != sorted(f"{name}.npy" for name in names):
+        if sorted(file.namelist()) != sorted(f"{name}.npy" for name in (*variables, *FORMAT)):
             raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
         for name, variable in variables.items():
-            yield _read_array(file, name, Like.variable(variable))
+            if variable is not None:
+                yield variable, _read_array(file, name, Like.variable(variable))
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import command_line
+from keras_transformer.errors import RequestError, command_line
 from keras_transformer.making import PRESETS
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, HELP
-from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.training.common_settings import GROUPS, flag_of
 from keras_transformer.training.resolution import foreign, owners_of, settings_of
 from keras_transformer.version import __version__
@@ -118,10 +118,10 @@ def _task_of(words: Sequence[str]) -> str:
 
 
 def _task_of_run(folder: Path) -> str | None:
-    """The task in a run's config.json, if it has one; whoever reads the run tells what is wrong with it."""
+    """The task of a run by its config.json, if it tells; whoever reads the run tells what is wrong with it."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]["task"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return task_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (RequestError, OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return None
 
 

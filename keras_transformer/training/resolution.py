@@ -16,7 +16,7 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
 from keras_transformer.options import Config
-from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.training.common_settings import Settings, flag_of, own_data
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def settings_and_corpus(
     Raises:
         RequestError: see `resolve` and `fine_tuned`.
     """
-    inherited = inherited_from(parent["settings"]) if parent else {}
-    task = given.get("task") or inherited.get("task") or DEFAULT_TASK
+    task = given.get("task") or (task_of(parent) if parent else DEFAULT_TASK)
     given = as_given(given, settings_of(task))
     corpus = corpus_of(resolve(given, {}, {"task": task} if parent else None))
     if parent is None:
@@ -209,7 +208,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     Raises:
         RequestError: a flag asks for another size than the parent's, or the settings are wrong.
     """
-    task = given.get("task") or parent["settings"].get("task", DEFAULT_TASK)
+    task = given.get("task") or task_of(parent)
     if task not in [*TASKS] or TASKS[task].kind != parent["model"]["kind"]:
         raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
     cls = TASKS[task].settings
@@ -224,7 +223,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     if num_pairs and not stored:
         steps = AUTO_ROWS[auto_row(num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
-    settings = resolve({**given, **sizes}, recipe, inherited, num_pairs).begun_from(parent)
+    settings = resolve({**given, **sizes}, recipe, {**inherited, "task": task}, num_pairs).begun_from(parent)
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()

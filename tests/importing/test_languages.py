@@ -20,6 +20,7 @@ from keras_transformer.importing.many_languages import sinusoids
 from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.graphs import search_eagerly
@@ -331,6 +332,13 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eagerly, 
     rows = np.arange(len(tokens))
     for ids, tags in zip((tokens.source_ids, tokens.labels), run.direction, strict=True):
         assert ids(rows, len(rows), 99)[:, 0].tolist() == tags * len(rows)
+    pairs = datasets_from_files("s", "t", *run.tokenizers, first_ids=run.direction, cache="cache")
+    plain = datasets_from_files("s", "t", *run.tokenizers, cache="cache")
+    for batches, tags in ((pairs, run.direction), (plain, ([], []))):
+        for inputs, labels, weights in batches[0]:
+            for ids, tag in zip((inputs["source_ids"], labels), tags, strict=True):
+                first = np.array(ids)[np.array(weights)[:, 0] > 0, 0]
+                assert {*first.tolist()} == {*tag} if tag else not {*first.tolist()} & {*map(int, run.direction.source)}
     expected = keras_transformer.load("tuned").translate(["the sea"], max_length=6)
     assert keras_transformer.load("tuned").between("en", "ast").translate(["the sea"], max_length=6) == expected
     assert keras_transformer.load("tuned").language_tags == run.language_tags

@@ -255,9 +255,7 @@ def test_a_language_model_is_fine_tuned_with_all_its_ends(tmp_path, monkeypatch)
     change(tmp_path / "model", "generation_config.json", eos_token_id=[2, 12, 30])
     assert main(["import", "model", "parent"]) == 0
     Path("text").write_text("the sea\ntwo dogs and a cat\n" * 40)
-    made: Any = begun(
-        tmp_path, "--task language-model --text text --steps 1 --devices cpu --out run --init-from parent"
-    )
+    made: Any = begun(tmp_path, "--text text --steps 1 --devices cpu --out run --init-from parent")
     parent: Any = load_model("parent")
     assert made.model.end_ids == parent.end_ids and len(parent.end_ids) == 3
 

@@ -228,8 +228,9 @@ def test_a_flag_that_the_task_does_not_have_is_refused_with_the_one_that_is_mean
 
 
 def test_a_run_that_goes_on_or_is_fine_tuned_names_its_task(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"settings": {"task": "images"}}))
-    for flags in ("--resume --out", "--init-from"):
+    for flags, settings in (("--resume --out", {"task": "images"}), ("--init-from", {})):  # an imported run has none
+        config = {"settings": settings, "model": {"kind": "image-classifier"}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
         assert parser().parse_args([*flags.split(), str(tmp_path), "--image-size", "64"]).image_size == 64
     with pytest.raises(SystemExit):
         parser().parse_args(["--out", str(tmp_path), "--image-size", "64"])  # a new run

@@ -109,8 +109,12 @@ def test_a_run_has_the_task_of_the_run_that_it_fine_tunes_unless_a_flag_names_an
     def corpus_of(settings):
         raise Looked(settings.task)
 
-    parent = {"settings": resolve({"task": "masked-tokens", "text": "a"}, {}).as_dict()}
-    for given, task in (({}, "masked-tokens"), ({"task": "classification"}, "classification")):
+    trained = {"settings": resolve({"task": "masked-tokens", "text": "a"}, {}).as_dict(), "model": {"kind": "encoder"}}
+    imported = {"settings": {}, "model": {"kind": "language-model"}}
+    for parent, given, task in (
+        (trained, {}, "masked-tokens"), (trained, {"task": "classification"}, "classification"),
+        (imported, {}, "language-model"),
+    ):  # fmt: skip
         with pytest.raises(Looked, match=f"^{task}$"):
             settings_and_corpus(given, parent, corpus_of)
     with pytest.raises(Looked, match="^translation$"):
