@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keras_transformer.lazy import lazy_names
+from keras_transformer.machine import keep_memory
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ __all__ = [
     "import_huggingface", "load", "load_classifier", "load_ensemble", "load_generator", "load_piece_vectors",
     "load_recognizer", "load_recommender", "register_part",
 ]  # fmt: skip
+keep_memory()  # before TensorFlow allocates
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(
         __name__, _HOMES, without_keras=("Option", "Tokenizer", "Translator", "load", "plots")

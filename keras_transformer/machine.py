@@ -1,4 +1,4 @@
-"""What a machine has for a process: cores, and GPUs."""
+"""What a machine has for a process: cores, GPUs, and memory that TensorFlow keeps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")  # where Linux tells the limits of this process's container
 # The files that tell microseconds of all cores in each period, and the period: of cgroups of version 2, and of 1.
 QUOTA_FILES = (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"])
+# TensorFlow turns oneDNN on where a processor has one of these, unless TF_ENABLE_ONEDNN_OPTS says otherwise.
+ONEDNN_FLAGS = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+NO_LIMIT = 2**24  # MiB
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -31,3 +34,26 @@ def _quota(files: Sequence[Path]) -> float:
 def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def keep_memory(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Makes TensorFlow keep the memory of large tensors for the next step, where it would give it back to the system.
+
+    TensorFlow then takes fresh pages in every step, and the kernel clears them. Where oneDNN is on, TensorFlow keeps
+    the memory by itself. What the user set stays. TensorFlow reads the variables when it first allocates a tensor.
+
+    Args:
+        cpuinfo: the file in which Linux describes the processors; without one nothing changes.
+    """
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as file:
+            flags = next((line.split() for line in file if line.startswith("flags")), [])
+    except OSError:
+        return
+    by_default = not ONEDNN_FLAGS.isdisjoint(flags)
+    has_onednn = {"0": False, "false": False, "1": True, "true": True}.get(
+        os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower(), by_default
+    )
+    if flags and not has_onednn and "TF_CPU_ALLOCATOR_USE_BFC" not in os.environ:
+        os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+        os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", str(NO_LIMIT))  # by default 64 GiB

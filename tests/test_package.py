@@ -14,6 +14,7 @@ import pytest
 
 import keras_transformer
 from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.machine import keep_memory
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.optimizers import Adam
 from keras_transformer.schedules import InverseSquareRootDecay
@@ -25,8 +26,8 @@ PACKAGES = ["keras_transformer", *(f"keras_transformer.{name}" for name in MODUL
 
 def run(program: str, *arguments: object) -> tuple[str, str]:
     """What a program of tests/programs prints on both streams, where nothing quiets TensorFlow as in tests."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CPP", "TF_FORCE"))}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CP", "TF_FORCE"))}
+    environment |= {"PYTHONPATH": str(ROOT), "TF_ENABLE_ONEDNN_OPTS": "0"}
     command = [sys.executable, str(ROOT / "tests" / "programs" / f"{program}.py"), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -43,8 +44,30 @@ def test_a_first_import_is_quick_and_quiet_and_so_is_a_translation(run_folder, t
         "its modules": PACKAGES[1:],
         "the garbage collector is on": True,
         "GPU memory is taken as needed": "true",
+        "memory of tensors is kept": True,
         "a translation": translator.translate("to the sea", max_length=9),
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "expected"),
+    [
+        ("avx2", {}, "true"),
+        ("avx2 avx512_vnni", {}, None),  # oneDNN is on, and keeps memory by itself
+        ("avx2 avx512_vnni", {"TF_ENABLE_ONEDNN_OPTS": "0"}, "true"),
+        ("avx2", {"TF_ENABLE_ONEDNN_OPTS": "1"}, None),
+        ("avx2", {"TF_CPU_ALLOCATOR_USE_BFC": "false"}, "false"),
+        ("", {}, None),
+    ],
+)
+def test_tensorflow_keeps_memory_where_it_would_not_unless_the_user_chose(
+    tmp_path, monkeypatch, flags, given, expected
+):
+    names = ("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB")
+    monkeypatch.setattr(os, "environ", given.copy())
+    (tmp_path / "cpuinfo").write_text(f"model name\t: flags\nflags\t\t: fpu {flags}\n" if flags else "processor\t: 0\n")
+    keep_memory(tmp_path / "cpuinfo")
+    assert [os.environ.get(name) for name in names] == [expected, "16777216" if expected == "true" else None]
 
 
 def registered_names() -> list[str]:

@@ -18,4 +18,10 @@ facts["its modules"] = [getattr(package, name).__name__ for name in sys.argv[2:]
 facts["the garbage collector is on"] = gc.isenabled()
 facts["GPU memory is taken as needed"] = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
 facts["a translation"] = package.load(sys.argv[1]).translate("to the sea", max_length=9)
+try:  # without oneDNN, TensorFlow's own allocator counts nothing
+    facts["memory of tensors is kept"] = (
+        sys.modules["tensorflow"].config.experimental.get_memory_info("CPU:0")["peak"] > 0
+    )
+except ValueError:
+    facts["memory of tensors is kept"] = False
 print(json.dumps(facts))
