@@ -23,7 +23,14 @@ from typing import Any
 
 from benchmarks.contest import MIN_STEPS_ON_GPU, at_least_one, contenders, print_head, print_row, ratio, rounds
 from benchmarks.products import num_operations, products_of
-from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_products, start_torch
+from benchmarks.trainers import (
+    Cell,
+    start_keras_hub,
+    start_ours,
+    start_products,
+    start_torch,
+    start_without_kept_memory,
+)
 from keras_transformer.errors import JobError, exit_status
 
 # Sizes, rows of a batch, their length, and steps in a turn. "tiny" has the sizes of the Multi30k recipe, in batches of
@@ -42,6 +49,7 @@ SHAPES = {
 }  # fmt: skip
 OTHERS = {
     "xla": (start_ours, True),
+    "system_memory": (start_without_kept_memory,),
     "torch": (start_torch, False),
     "torch_compiled": (start_torch, True),
     "keras_hub": (start_keras_hub,),
@@ -72,8 +80,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--against",
         nargs="+",
         choices=OTHERS,
-        default=list(OTHERS)[1:],
-        help="trainers to compare with; xla is ours on TensorFlow with XLA (default: all others)",
+        default=list(OTHERS)[2:],
+        help="trainers to compare with; xla is ours on TensorFlow with XLA, and system_memory ours where TensorFlow "
+        "gives memory back in every step, for which TF_ENABLE_ONEDNN_OPTS must be 0 (default: all others)",
     )
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])

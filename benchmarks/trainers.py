@@ -9,6 +9,7 @@ the loss of the batch, without dropout.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,6 +92,12 @@ def start_ours(cell: Cell, compiled: bool = False) -> Train:
 
     loss = SmoothedCrossEntropy(LABEL_SMOOTHING)
     return fit(our_model(cell), cell, Adam(**ADAM), loss, **({"jit_compile": True} if compiled else {}))
+
+
+def start_without_kept_memory(cell: Cell) -> Train:
+    """Ours, where TensorFlow gives the memory of large tensors back to the system; see `machine.keep_memory`."""
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "false"
+    return start_ours(cell)
 
 
 def fit(model: keras.Model, cell: Cell, optimizer: Any, loss: Any, **ways: Any) -> Train:
