@@ -103,18 +103,22 @@ def command_line(verb: str = "") -> str:
     return f"{start} {verb}".rstrip()
 
 
+_loading = threading.RLock()
+
+
 def load_tensorflow() -> None:
     """Imports Keras and TensorFlow without the log lines of their C++ code.
 
     It also makes TensorFlow allocate GPU memory as needed; by default TensorFlow allocates all of it at once. If Keras
     is already imported, it changes nothing.
     """
-    if "keras" in sys.modules:
-        return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with _silent(), _without_garbage_collection():
-        importlib.import_module("keras")
+    with _loading:  # what is silent is the whole process: a second thread would restore the silence of the first
+        if "keras" in sys.modules:
+            return
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        with _silent(), _without_garbage_collection():
+            importlib.import_module("keras")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor  # late, as `--help` counts nothing
 from typing import TYPE_CHECKING, TypeVar
@@ -120,6 +121,9 @@ def count_parameters(config: Config) -> int:
     return without_weights(config, lambda model: model.count_params())
 
 
+_drawing = threading.Lock()  # all threads share Python's random numbers
+
+
 def without_weights(config: Config, look: Callable[[FamilyModel], Found]) -> Found:
     """What `look` finds in the model that a configuration describes.
 
@@ -135,13 +139,14 @@ def without_weights(config: Config, look: Callable[[FamilyModel], Found]) -> Fou
         with keras.StatelessScope(initialize_variables=False):
             return look(make_model(config))
 
-    state = random.getstate()  # the seeds of dropout are drawn from it
-    try:
-        # A thread has its own list of weights that Keras will fill, and its own names of layers.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(found).result()
-    finally:
-        random.setstate(state)
+    with _drawing:
+        state = random.getstate()  # the seeds of dropout are drawn from it
+        try:
+            # A thread has its own list of weights that Keras will fill, and its own names of layers.
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(found).result()
+        finally:
+            random.setstate(state)
 
 
 def model_config(model: FamilyModel) -> Config:

@@ -103,6 +103,18 @@ def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
     return function(positions)
 
 
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest numbers along the last axis, the largest first, and their places. Of equal numbers the first."""
+    if (own := _current.get()) is not None:
+        return own.top_k(x, k)
+    from keras import config, ops
+
+    if config.backend() != "torch":
+        return ops.top_k(x, k)
+    places = ops.argsort(-x, axis=-1)[..., :k]  # PyTorch's own takes any of equal numbers
+    return ops.take_along_axis(x, places, axis=-1), places
+
+
 def integers() -> str:
     """The type of the integers in a loop: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
     if (own := _current.get()) is not None:
@@ -137,7 +149,13 @@ class _Numpy:
 
     @staticmethod
     def top_k(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As in Keras: among equal values the first ones."""
         places = np.argpartition(-values, k - 1, axis=-1)[..., :k]
+        least = np.take_along_axis(values, places, axis=-1).min(axis=-1, keepdims=True)
+        if np.any(tied := np.count_nonzero(values >= least, axis=-1) > k):
+            # `argpartition` takes any of those that tie at the k-th place. First are those above, then the ties.
+            groups = 2 - (values > least)[tied].astype("uint8") - (values >= least)[tied]
+            places[tied] = np.argsort(groups, axis=-1, kind="stable")[..., :k]
         order = np.lexsort((places, -np.take_along_axis(values, places, axis=-1)), axis=-1)
         places = np.take_along_axis(places, order, axis=-1)
         return np.take_along_axis(values, places, axis=-1), places

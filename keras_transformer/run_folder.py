@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import os
 import re
 import shlex
@@ -212,8 +211,7 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
     with _weights_of(run, config["model"]) as weights:
         model = make_model(config["model"])
         model.license = config.get("license", "")
-        with contextlib.redirect_stdout(io.StringIO()):
-            model.load_weights(weights)
+        model.load_weights(weights)
         return model
 
 

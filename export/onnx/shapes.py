@@ -98,7 +98,7 @@ def _pad(r: Recorder, x: Recorded, pad_width: Any, mode: str = "constant", const
         raise r.unrecordable(f"`ops.pad` in the mode {mode!r}")
     for axis, widths in enumerate(pad_width):
         sizes, dtype = r.shape(x), x.dtype
-        shapes = [[*sizes[:axis], width, *sizes[axis + 1 :]] if width else [] for width in widths]
+        shapes = [[] if _is(width, 0) else [*sizes[:axis], width, *sizes[axis + 1 :]] for width in widths]
         before, behind = ([r.full(each, constant_values, dtype)] if each else [] for each in shapes)
         if before or behind:  # not by `Pad`, which CUDA lacks for integers
             x = r.concatenate([*before, x, *behind], axis)

@@ -63,7 +63,7 @@ class Emitted(NamedTuple):
 
 
 class Decoder(ABC):
-    """Decodes batches of sentences with one model.
+    """Decodes batches of sentences with one model. Threads may share it: no answer changes what another one is.
 
     Attributes:
         max_source_length: the most pieces of a source, unless the translator is given another length.
@@ -88,8 +88,13 @@ class Decoder(ABC):
 
         Batches are divided until there is one for each thread.
         """
-        batches = divided(batches, self.num_parallel)
-        yield from mapped(lambda batch: self.decode(batch, options), batches, self.num_parallel)
+        num_parallel = self._num_parallel_for(options)
+        batches = divided(batches, num_parallel)
+        yield from mapped(lambda batch: self.decode(batch, options), batches, num_parallel)
+
+    def _num_parallel_for(self, options: SearchOptions) -> int:
+        """How many batches are decoded side by side with these options."""
+        return self.num_parallel
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
         """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`.

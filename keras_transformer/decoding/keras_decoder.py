@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -38,19 +39,29 @@ class Computation(Hashable, Protocol):
 
 
 class CompiledComputations:
-    """Runs computations of one model and keeps what was compiled."""
+    """Runs computations of one model and keeps what was compiled. Threads may share it."""
 
     def __init__(self, model: Transformer | Ensemble):
         self.model = model
         self._compiled: dict[Computation, Compiled] = {}
+        self._compiling = threading.Lock()
 
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
         """The results (B, ...) of arrays (B, ...); the first call compiles the computation."""
-        if computation not in self._compiled:
-            self._compiled[computation] = compiled(computation, self.model, arrays)
+        with self._compiling:  # other threads wait for what one compiles
+            if computation not in self._compiled:
+                self._compiled[computation] = compiled(computation, self.model, arrays)
         with full_float32():
             results = self._compiled[computation](*map(ops.convert_to_tensor, arrays))
             return [ops.convert_to_numpy(result) for result in results]
+
+    def of_one_stream(self) -> CompiledComputations:
+        """As `OnnxComputations` has it: what is compiled is for all."""
+        return self
+
+
+_switching = threading.Lock()  # all threads share TensorFlow's switch
+_befores: list[bool] = []  # what each thread that needs all bits found, the first that came first
 
 
 @contextmanager
@@ -59,12 +70,14 @@ def full_float32() -> Iterator[None]:
     and exported graphs, which do not, would give other scores."""
     if keras.config.backend() == "tensorflow":
         switch = tf.config.experimental
-        before = switch.tensor_float_32_execution_enabled()
-        switch.enable_tensor_float_32_execution(False)
+        with _switching:
+            _befores.append(switch.tensor_float_32_execution_enabled())
+            switch.enable_tensor_float_32_execution(False)
         try:
             yield
         finally:
-            switch.enable_tensor_float_32_execution(before)
+            with _switching:  # whoever leaves: the last one finds what the first one found
+                switch.enable_tensor_float_32_execution(_befores.pop())
     elif keras.config.backend() == "jax":
         import jax
 
@@ -132,7 +145,8 @@ def power_of_two(size: int) -> int:
 
 
 class KerasDecoder(Decoder):
-    """Decodes with a `Transformer`, or with several as an `Ensemble`; every computation is compiled once.
+    """Decodes with a `Transformer`, or with several as an `Ensemble`; every computation is compiled once. Threads may
+    share it.
 
     Raises:
         RequestError: the models cannot be an ensemble.

@@ -36,7 +36,7 @@ CHECKED = {"translate": ("translate",), "step": ("encoder", "step"), "advance": 
 
 
 class OnnxDecoder(Decoder):
-    """Decodes with the graphs that the export writes.
+    """Decodes with the graphs that the export writes. Threads may share it.
 
     The search inside the translator runs where it is the search that is asked for; on a GPU in stages, if the graphs
     have them. Other numbers of beams, other lengths, prefixes, sampling and given translations take the two halves,
@@ -87,12 +87,17 @@ class OnnxDecoder(Decoder):
         self._require_checked(self._searching() if self.serves(options) and not options.sampling else "step")
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
-        if self.serves(options) and self._searching() == "advance":
-            self.num_parallel = 1  # the GPU has one loop, and is quickest with whole batches
-        elif self._num_inner > 1 and sum(map(len, batches)) > 1:
-            # From now on threads translate side by side, each with one thread in its operations.
-            self._num_inner, self._sessions = 1, {}
+        if self._num_parallel_for(options) > 1 and sum(map(len, batches)) > 1:
+            with self._lock:
+                if self._num_inner > 1:
+                    # From now on threads translate side by side, each with one thread in its operations. Those that
+                    # translate now keep the sessions that they have.
+                    self._num_inner, self._sessions = 1, {}
         return super().decode_all(batches, options)
+
+    def _num_parallel_for(self, options: SearchOptions) -> int:
+        is_staged = self.serves(options) and self._searching() == "advance"
+        return 1 if is_staged else self.num_parallel  # the GPU has one loop, and is quickest with whole batches
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         if self.serves(options) and self._begins_as(arrays.prefix_ids):

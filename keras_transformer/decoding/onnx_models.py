@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -74,51 +75,67 @@ class Halves(SteppedModel):
 
 
 class SteppedLanguageModel(SteppedModel):
-    """A language model in one graph. A lone text that goes on, as in a stream, is not read again."""
+    """A language model in one graph. A cache has the ids (B, K, T) that beams read, and what the graph made of them.
+
+    Args:
+        session_of, config: see `SteppedModel`.
+        of_one_stream: whether the model keeps the last cache of a lone text, so that a text which goes on is not read
+            again. Then streams and threads may not share the model.
+    """
 
     reads_at_once = True  # many positions in one run of the graph, unless it takes one alone
 
-    def __init__(self, session_of: Callable[[str], Any], config: Config):
+    def __init__(self, session_of: Callable[[str], Any], config: Config, of_one_stream: bool = False):
         super().__init__(session_of, config)
-        self._read: list[int] = []  # the tokens of the last lone text
-        self._beams: list[np.ndarray] = []  # the cache behind them
+        self._of_one_stream = of_one_stream
+        self._last: list[np.ndarray] = []  # the beams of a cache
 
     def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
         """The cache before the first step, for prompts (B, P), padded with 0."""
-        return {"beams": self.no_positions(len(ids), num_beams), "sentences": {}}
+        read = np.zeros((len(ids), num_beams, 0), "int32")
+        return {"beams": [read, *self.no_positions(len(ids), num_beams)], "sentences": {}}
 
     def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
         """As the base has it; or the first positions (T,) of token ids (B, T) at once, without the logits of any."""
         if np.ndim(index):
-            known = self._read if self._read == token_ids[0, : len(self._read)].tolist() and len(token_ids) == 1 else []
-            cache = {**cache, "beams": self._beams} if known else cache
-            for _, behind in self._runs(token_ids, cache, len(known)):
+            cache = {**cache, "beams": self._known(token_ids) or cache["beams"]}
+            for _, behind in self._runs(token_ids, cache):
                 cache = behind
             logits = np.zeros((*token_ids.shape, 0), "float32")
         else:
-            logits, cache = super().step(token_ids, cache, index)
-        if 1 == len(token_ids) == cache["beams"][0].shape[1]:
-            first = 0 if np.ndim(index) else int(index)
-            self._read = [*self._read[:first], *token_ids[0].tolist()]
-            self._beams = cache["beams"]
+            logits, cache = self._extended(token_ids, cache, token_ids[..., None])
+        if self._of_one_stream and cache["beams"][0].shape[:2] == (1, 1):
+            self._last = cache["beams"]
         return logits, cache
 
     def __call__(self, inputs: Mapping[str, np.ndarray], training: bool = False) -> np.ndarray:
         """Logits (B, T, V) of the token that follows each position, for {"ids": (B, T)}."""
         ids = inputs["ids"]
-        return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0), 0)], axis=1)
+        return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0))], axis=1)
 
-    def _runs(self, ids: np.ndarray, cache: Cache, first: int) -> Iterator[tuple[np.ndarray, Cache]]:
-        """The logits of the positions of ids (B, T) from the first on, run by run, and the cache behind each run."""
+    def _known(self, ids: np.ndarray) -> list[np.ndarray]:
+        """The beams of the last cache, if ids (B, T) go on from what it has read."""
+        read = self._last[0][0] if self._last else ids[:, :0]
+        return self._last if np.array_equal(read, ids[:, : read.shape[-1]]) else []
+
+    def _runs(self, ids: np.ndarray, cache: Cache) -> Iterator[tuple[np.ndarray, Cache]]:
+        """The logits of those positions of ids (B, T) that a cache lacks, run by run, and the cache behind each run."""
         takes_one = self._session_of("step").get_inputs()[0].shape[1] == "beams"
         count = 1 if takes_one else max(READ_AT_ONCE // len(ids), 1)
-        for index in range(first, ids.shape[1], count):
-            logits, cache = super().step(ids[:, index : index + count], cache, index)
+        for index in range(cache["beams"][0].shape[-1], ids.shape[1], count):
+            some = ids[:, index : index + count]
+            logits, cache = self._extended(some, cache, some[:, None])
             yield logits, cache
+
+    def _extended(self, token_ids: np.ndarray, cache: Cache, new: np.ndarray) -> tuple[np.ndarray, Cache]:
+        """The logits, and the cache behind the new ids (B, K, T) of its beams, of what the graph takes at once."""
+        read, *beams = cache["beams"]
+        logits, behind = super().step(token_ids, {**cache, "beams": beams}, read.shape[-1])
+        return logits, {**behind, "beams": [np.concatenate([read, new], axis=-1), *behind["beams"]]}
 
 
 class OnnxComputations:
-    """Runs a computation by its graph in ONNX Runtime, as `CompiledComputations` does by Keras.
+    """Runs a computation by its graph in ONNX Runtime, as `CompiledComputations` does by Keras. Threads may share it.
 
     The graph first answers its probes. A language model has one graph, its step: NumPy computes the rest.
 
@@ -144,9 +161,10 @@ class OnnxComputations:
         self._is_step = graphs.step is not None
         # A step has small results. What many positions have at once shares memory without a plan as well.
         self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)
+        self._config = config
         self.model: Any = SimpleNamespace(**config)
         if self._is_step:
-            self.model = SteppedLanguageModel(lambda _: self._session, config)
+            self.model = SteppedLanguageModel(self._session_of, config)
         file = ProbesFile.read(graphs.probes, ComputedProbe.read)
 
         def compare() -> None:
@@ -155,12 +173,21 @@ class OnnxComputations:
 
         once(file, [graphs.main], runtime_of(self._session), compare)
 
+    def of_one_stream(self) -> OnnxComputations:
+        """The same for one stream alone: a text that goes on is not read again."""
+        other = copy.copy(self)
+        other.model = SteppedLanguageModel(self._session_of, self._config, of_one_stream=True)
+        return other
+
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
         """The results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
         if not self._is_step:
             return run(self._session, None, {"ids": arrays[0]})
         with ops.on(ops.NUMPY):
             return [*computation.run(self.model, *arrays)]
+
+    def _session_of(self, name: str) -> Any:
+        return self._session
 
 
 def computations_of(model: Any) -> Any:

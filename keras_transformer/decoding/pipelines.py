@@ -315,7 +315,7 @@ class Neighbour(NamedTuple):
 
 
 class PieceVectors:
-    """The vectors of the pieces of a vocabulary:
+    """The vectors of the pieces of a vocabulary. Threads may share them:
 
         vectors = keras_transformer.load_piece_vectors("runs/reviews")
         vectors.neighbours("good", 5)

@@ -29,7 +29,7 @@ _decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecod
 
 
 class ProcessDecoder(Decoder):
-    """Gives each batch to a process that is free.
+    """Gives each batch to a process that is free. Threads may share it.
 
     Args:
         open_decoder: makes the decoder of a process; it must be picklable.

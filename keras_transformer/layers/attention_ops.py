@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
@@ -140,6 +140,11 @@ def key_positions(keys: Tensor, index: Tensor) -> Tensor:
     return positions_in(keys)
 
 
+def shorter(length: int | Tensor, most: int | Tensor) -> Any:
+    """A length, but at most another one; each is a number, or a scalar that the graph knows when it runs."""
+    return min(length, most) if isinstance(length, int) and isinstance(most, int) else ops.minimum(length, most)
+
+
 @ops.replaceable
 def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
     """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
@@ -155,7 +160,11 @@ def ring_of(keys: Tensor, index: Tensor, size: int) -> Tensor:
 
 @ops.replaceable
 def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
-    """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet."""
+    """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet.
+
+    A cache for fewer than `size` positions has as many slots as positions.
+    """
+    size = shorter(size, ops.shape(keys)[-2])
     ages = ops.mod(ops.subtract(index, ops.arange(size)), size)  # in steps
     return ops.subtract(index, ages)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -19,10 +19,29 @@ from keras_transformer.layers.attention_ops import (
     key_positions,
     ring_of,
     ring_positions,
+    shorter,
     written,
 )
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
+
+
+class Blocks(NamedTuple):
+    """How a sequence is cut into blocks of queries. A sequence that is shorter than a block is one, of its own length.
+
+    Numbers, or scalars of a graph that knows the length when it runs.
+    """
+
+    number: int | Tensor
+    size: int | Tensor  # r, queries
+    num_before: int | Tensor  # keys before the first query
+    num_keys: int | Tensor
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of the queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
+        starts = ops.reshape(ops.arange(self.number) * self.size, (-1, 1, 1))
+        queries, keys = (ops.arange(size, dtype=starts.dtype) for size in (self.size, self.num_keys))
+        return starts + ops.expand_dims(queries, -1), starts - self.num_before + keys
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -32,6 +51,7 @@ class WindowedAttention(MultiHeadAttention):
     The result is that of `MultiHeadAttention` under a mask of the window. But time and memory grow with S · r, not with
     S²: queries are cut into blocks of r positions, and a block scores only the 2 · r keys that its windows lie in. Only
     `with_scores` makes numbers for all pairs of positions. `step` keeps the last r positions, in a ring of r slots.
+    For a sequence that is shorter than `width`, r is its length: it costs what it would with a width of its length.
 
     A mask (B, S, S) comes whole; the layer takes the band of it. A bias of positions comes as `bias_of` makes it.
 
@@ -54,6 +74,7 @@ class WindowedAttention(MultiHeadAttention):
     """
 
     needs_causal_mask = False
+    sizes_of_keys = 2  # the keys that a block scores, in sizes of the block
 
     def __init__(self, num_heads: int, key_dim: int, width: int = 33, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, **kwargs)
@@ -61,7 +82,6 @@ class WindowedAttention(MultiHeadAttention):
         self.width = width
         self.is_causal = is_causal
         self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
-        self.num_keys = 2 * width  # that a block scores
 
     def with_scores(self, query: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
         output, scores = super().with_scores(query, *others, **named)
@@ -74,17 +94,18 @@ class WindowedAttention(MultiHeadAttention):
             (N, r, 2r), the same for all blocks, if the bias depends on the distance alone; (blocks, N, r, 2r), taken
             from that of all pairs, if not; None for no bias.
         """
+        blocks = self._blocks(ops.shape(at)[0])
         if positions.bias_is_relative:
-            queries_at, keys_at = self._positions(1)
+            queries_at, keys_at = blocks._replace(number=1).positions()
             return positions.bias(queries_at[0, :, 0], keys_at[0, 0], is_causal)
         whole = positions.bias(at, at, is_causal)  # (N, S, S)
         if whole is None:
             return None
-        return ops.swapaxes(_band(whole, *self._positions(self._count(ops.shape(at)[0]))), 0, 1)
+        return ops.swapaxes(_band(whole, *blocks.positions()), 0, 1)
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`: keys and values (B, K, N, r, H). It does not grow with `max_length`."""
-        return super().init_cache(batch_size, num_beams, self.width)
+        """The empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
+        return super().init_cache(batch_size, num_beams, shorter(self.width, max_length))
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
         if are_several(index):
@@ -113,28 +134,24 @@ class WindowedAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor]:
         """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
         require_one_length(query.shape, memory.shape)
-        self._require_bias_of_blocks(shared)
         query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
         length = ops.shape(query)[-2]
-        count = self._count(length)
-        queries_at, keys_at = self._positions(count)
+        blocks = self._blocks(length)
+        _require_bias_of_blocks(shared, blocks)
+        queries_at, keys_at = blocks.positions()
         visible = self._is_visible(queries_at, keys_at, length)[None]  # (1, blocks, r, 2r)
         if mask is not None:
             visible = ops.logical_and(visible, _band(mask, queries_at, keys_at))
-        blocks = KeysValues(*(self._key_blocks(each, count) for each in (keys, values)))
-        x, scores = self._attend(blocks_of(query, 0, count, self.width), blocks, visible, shared, training)
-        x = ops.reshape(x, (ops.shape(x)[0], count * self.width, x.shape[-1]))
+        memory = KeysValues(*(self._key_blocks(each, blocks) for each in (keys, values)))
+        x, scores = self._attend(blocks_of(query, 0, blocks.number, blocks.size), memory, visible, shared, training)
+        x = ops.reshape(x, (ops.shape(x)[0], blocks.number * blocks.size, x.shape[-1]))
         return x[:, :length], scores
 
-    def _count(self, length: int | Tensor) -> int | Tensor:
-        """The number of blocks."""
-        return (length + (self.width - 1)) // self.width
-
-    def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
-        """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""
-        starts = ops.reshape(ops.arange(count) * self.width, (-1, 1, 1))
-        places = ops.arange(self.num_keys, dtype=starts.dtype)
-        return starts + places[: self.width, None], starts - self.num_before + places
+    def _blocks(self, length: int | Tensor) -> Blocks:
+        """How a sequence is cut."""
+        size = shorter(self.width, max(length, 1) if isinstance(length, int) else ops.maximum(length, 1))
+        count = (length + (size - 1)) // size
+        return Blocks(count, size, shorter(self.num_before, size - 1), self.sizes_of_keys * size)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         """Whether the key exists and lies in the query's window."""
@@ -142,36 +159,29 @@ class WindowedAttention(MultiHeadAttention):
         place = keys_at - queries_at + self.num_before  # in the window, from 0
         return ops.logical_and(exists, ops.logical_and(place >= 0, place < self.width))
 
-    def _key_blocks(self, x: Tensor, count: int | Tensor) -> Tensor:
+    def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:
         """(B, N, S, H) → (B, blocks, N, 2r, H): two neighbours of the blocks that begin where a window begins."""
-        blocks = blocks_of(x, self.num_before, count + 1, self.width)
-        return ops.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=-2)
+        x = blocks_of(x, blocks.num_before, blocks.number + 1, blocks.size)
+        return ops.concatenate([x[:, :-1], x[:, 1:]], axis=-2)
 
     def _spread(self, scores: Tensor, length: int | Tensor) -> Tensor:
         """(B, blocks, N, r, 2r) → (B, N, S, S), with 0 outside of the windows."""
+        _, size, num_before, num_keys = self._blocks(length)
         rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
-        rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, self.num_keys))[:, :, :length]
+        rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, num_keys))[:, :, :length]
         positions = ops.arange(length)
-        starts = positions // self.width * self.width - self.num_before  # the starts of the keys of a query's block
+        starts = positions // size * size - num_before  # the starts of the keys of a query's block
         places = positions - starts[:, None]  # (S, S) of a key among them
-        inside = ops.logical_and(places >= 0, places < self.num_keys)
-        places = ops.broadcast_to(ops.clip(places, 0, self.num_keys - 1), (*ops.shape(rows)[:3], length))
+        inside = ops.logical_and(places >= 0, places < num_keys)
+        places = ops.broadcast_to(ops.clip(places, 0, num_keys - 1), (*ops.shape(rows)[:3], length))
         return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
-
-    def _require_bias_of_blocks(self, shared: Shared | None) -> None:
-        bias = None if shared is None else shared.bias
-        if bias is not None and tuple(bias.shape[-2:]) != (self.width, self.num_keys):
-            raise ValueError(
-                f"`shared.bias` must be that of blocks, (..., {self.width}, {self.num_keys}): make it with the layer's "
-                f"`bias_of`. Received the shape {tuple(bias.shape)}"
-            )
 
     def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
         require_one_length(query_shape, memory_shape)
         return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
 
 
-def blocks_of(x: Tensor, num_before: int, count: int | Tensor, size: int) -> Tensor:
+def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: int | Tensor) -> Tensor:
     """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
     x = ops.reshape(x, (*ops.shape(x)[:2], count, size, x.shape[-1]))
@@ -188,6 +198,17 @@ def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
     return ops.take(ops.reshape(x, (ops.shape(x)[0], -1)), places, axis=-1)
 
 
+def _require_bias_of_blocks(shared: Shared | None, blocks: Blocks) -> None:
+    """Raises ValueError for a bias that is not that of these blocks, as far as the sizes are known."""
+    received = () if shared is None or shared.bias is None else tuple(shared.bias.shape)
+    pairs = zip(received[-2:], (blocks.size, blocks.num_keys), strict=False)
+    if any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs):
+        raise ValueError(
+            f"`shared.bias` must be that of blocks, (..., {blocks.size}, {blocks.num_keys}): make it with the layer's "
+            f"`bias_of`. Received the shape {received}"
+        )
+
+
 def require_one_length(query: tuple, memory: tuple) -> None:
     """Raises ValueError if it is not self-attention."""
     if len(query) == len(memory) == 3 and None not in (query[1], memory[1]) and query[1] != memory[1]:
@@ -201,7 +222,8 @@ def require_one_length(query: tuple, memory: tuple) -> None:
 class LocalAttention(WindowedAttention):
     """Multi-head self-attention within blocks of `width` positions, each block alone (Liu et al. 2018, section 4.2.3).
 
-    Time and memory grow with S · width. `step` keeps the positions of one block.
+    Time and memory grow with S · width, or with S² where the sequence is shorter than a block. `step` keeps the
+    positions of one block.
 
     Args:
         num_heads: N.
@@ -220,6 +242,7 @@ class LocalAttention(WindowedAttention):
         ValueError: as for `WindowedAttention`.
     """
 
+    sizes_of_keys = 1
     reads_at_once = False  # a graph keeps a block as it is, and could not take positions from two of them
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
@@ -227,10 +250,9 @@ class LocalAttention(WindowedAttention):
     def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: object):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
-        self.num_keys = width
 
-    def positions_of_keys(self, cache: object, index: Tensor) -> Tensor:
-        return ops.add(index - ops.mod(index, self.width), ops.arange(self.width))
+    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        return ops.add(index - ops.mod(index, self.width), ops.arange(ops.shape(cache.keys)[-2]))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         return ops.plain(extended_ring)(cache, new, index, self.width)
@@ -241,5 +263,5 @@ class LocalAttention(WindowedAttention):
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)
 
-    def _key_blocks(self, x: Tensor, count: int | Tensor) -> Tensor:
-        return blocks_of(x, 0, count, self.width)
+    def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:
+        return blocks_of(x, 0, blocks.number, blocks.size)

@@ -34,6 +34,7 @@ NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8
 
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, whose ids are put in our order: pad, unknown, start, end, perhaps a mask, then the others.
+    Threads may share it.
 
     It cuts text as `tokenizers` of Hugging Face does, by byte-level BPE, WordPiece or what else the file says. Unlike
     SentencePiece it reads a special token that a text spells, such as `[MASK]`, as that token. What the tokenizer puts
@@ -89,7 +90,7 @@ class HuggingFaceTokenizer(Tokenizer):
         content |= {"chat_template": chat_template} if chat_template else {}
         return cls(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The text of the tokenizer.json."""
         return _parsed(self.model)[0]

@@ -52,7 +52,7 @@ class VocabularyTooLarge(RequestError):
 
 
 class Tokenizer:
-    """A SentencePiece model, unigram or BPE, over one language or, jointly, over two.
+    """A SentencePiece model, unigram or BPE, over one language or, jointly, over two. Threads may share it.
 
     Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised by the vocabulary's own rules: in all of
     them control characters vanish, and runs of spaces become one. By default (`lossless`) a character that the
@@ -80,18 +80,18 @@ class Tokenizer:
         self._processor = _processor(model)
         self.vocabulary_size: int = self._processor.vocab_size()
 
-    @property
+    @cached_property
     def model_type(self) -> str:
         """ "unigram", "bpe" or "char"."""
         spec = self._specification().trainer_spec
         return spec.ModelType.Name(spec.model_type).lower()
 
-    @property
+    @cached_property
     def has_denormalizer(self) -> bool:
         """Whether decoding rewrites the joined text by rules. Vocabularies that this project trains never do."""
         return bool(self._specification().denormalizer_spec.precompiled_charsmap)
 
-    @property
+    @cached_property
     def has_unused_pieces(self) -> bool:
         """Whether text is cut into fewer pieces than are decoded. Imported vocabularies have such pieces."""
         return any(map(self._processor.is_unused, range(self.vocabulary_size)))
@@ -102,7 +102,7 @@ class Tokenizer:
         pieces = self._specification().pieces
         return {*"".join(one.piece for one in pieces if one.type == one.NORMAL).replace(SPACE, " "), " "}
 
-    @property
+    @cached_property
     def has_bytes(self) -> bool:
         """Whether a character without a piece is spelled by bytes."""
         return any(map(self._processor.is_byte, range(self.vocabulary_size)))

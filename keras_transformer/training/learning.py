@@ -226,7 +226,7 @@ def _fit_rounds(
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
     every = run.settings.checkpoint_every
     callbacks = _callbacks(run, data, model, progress, checkpoints)
-    with _restored_handlers(callbacks):
+    with _undone(callbacks):
         for rounds in rounds_until(run.settings.steps, progress.step, every):
             first = progress.step // every
             with _feeding_errors():
@@ -243,14 +243,16 @@ def _fit_rounds(
 
 
 @contextmanager
-def _restored_handlers(callbacks: list[Any]) -> Iterator[None]:
-    """Restores the signal handlers that `Interrupt` replaced, however training ends."""
+def _undone(callbacks: list[Any]) -> Iterator[None]:
+    """Restores the signal handlers that `Interrupt` replaced, and closes the records, however training ends."""
     try:
         yield
     finally:
         for callback in callbacks:
             if isinstance(callback, Interrupt):
                 callback.restore_handlers()
+            elif isinstance(callback, Records):
+                callback.close()
 
 
 class Rounds(NamedTuple):

@@ -69,6 +69,12 @@ class Records(keras.callbacks.Callback):
         self.samples.append((step, text))
         self._write_samples()
 
+    def close(self) -> None:
+        """Closes TensorBoard's file, and ends the thread that writes it."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
     def _begin(self) -> None:
         """Writes the records up to the present step anew."""
         shutil.rmtree(self.run.tensorboard, ignore_errors=True)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from keras import ops
 
 from keras_transformer import ops as own_ops
@@ -170,12 +173,24 @@ def test_without_keras_operations_are_numpys_and_compute_the_same():
     values = np.random.default_rng(2).normal(size=(3, 4, 7)).astype("float32")
     with own_ops.on(own_ops.NUMPY):
         found = [own_ops.log_softmax(values), *own_ops.top_k(values, 3), own_ops.where(values > 0, 0.0, -1.0)]
-        assert own_ops.top_k(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]]), 5)[1].tolist() == [[1, 2, 4, 3, 0]], "left first"
         assert own_ops.integers() == "int64" and found[0].dtype == found[3].dtype == np.float32
     assert not isinstance(own_ops.zeros((2,)), np.ndarray)
     of_keras = [ops.log_softmax(values), *ops.top_k(values, 3), ops.where(values > 0, 0.0, -1.0)]
     for one, other in zip(found, of_keras, strict=True):
         np.testing.assert_allclose(one, ops.convert_to_numpy(other), rtol=1e-6)
+
+
+@given(arrays("float32", (3, 40), elements=st.integers(0, 4).map(float)), st.sampled_from([1, 2, 8, 40]))
+def test_of_equal_values_the_first_are_chosen_with_keras_and_without(values, k):
+    """Also at the k-th place, where some of equal values are chosen."""
+    expected = np.argsort(-values, axis=-1, kind="stable")[:, :k]
+    of_keras = [ops.convert_to_numpy(each) for each in own_ops.top_k(ops.convert_to_tensor(values), k)]
+    with own_ops.on(own_ops.NUMPY):
+        found = own_ops.top_k(values, k)
+        assert own_ops.top_k(values[0], k)[1].tolist() == expected[0].tolist()
+    for numbers, places in (of_keras, found):
+        np.testing.assert_array_equal(places, expected)
+        np.testing.assert_array_equal(numbers, np.take_along_axis(values, expected, axis=-1))
 
 
 def test_samples_follow_the_distribution_of_the_table():

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
 
 from export.onnx.graph import all_nodes, write_model
 from export.onnx.recorder import Unrecordable
@@ -54,6 +55,20 @@ def test_an_operation_computes_what_keras_computes(name):
     compute = OPERATIONS[name]
     (found,) = computed(compute, X, Y)
     np.testing.assert_allclose(found, array(compute(ops.convert_to_tensor(X), ops.convert_to_tensor(Y))), atol=1e-5)
+
+
+def test_of_equal_numbers_the_first_are_chosen_in_onnx_and_in_litert():
+    """As with Keras and NumPy, see `tests/decoding/test_search.py`."""
+    values = np.random.default_rng(0).integers(0, 4, (50, 40)).astype("float32")
+    for k in (1, 7, 40):
+        expected = np.argsort(-values, axis=-1, kind="stable")[:, :k]
+        graph = tf.function(lambda x, k=k: ops.top_k(x, k)[1]).get_concrete_function(tf.TensorSpec(values.shape))
+        lite = Interpreter(model_content=tf.lite.TFLiteConverter.from_concrete_functions([graph]).convert())
+        lite.allocate_tensors()
+        lite.set_tensor(lite.get_input_details()[0]["index"], values)
+        lite.invoke()
+        np.testing.assert_array_equal(lite.get_tensor(lite.get_output_details()[0]["index"]), expected)
+        np.testing.assert_array_equal(computed(lambda x, k=k: ops.top_k(x, k)[1], values)[0], expected)
 
 
 def test_places_and_tables():

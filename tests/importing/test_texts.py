@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.text import huggingface_tokenizer
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
 from tests.graphs import search_eagerly
@@ -41,7 +43,8 @@ def eagerly(monkeypatch) -> None:
     search_eagerly(monkeypatch)
 
 
-def test_ids_stand_in_our_order_and_a_run_keeps_the_vocabulary(tmp_path):
+def test_ids_stand_in_our_order_and_a_run_keeps_the_vocabulary(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_tokenizer, "_parsed", parse := Mock(side_effect=huggingface_tokenizer._parsed))
     whole = byte_bpe(special=BART)
     ids = [1, 1, 2, 2, 0, *range(3, whole.get_vocab_size())]
     tokenizer = HuggingFaceTokenizer.of(whole.to_str(), ids)
@@ -56,6 +59,8 @@ def test_ids_stand_in_our_order_and_a_run_keeps_the_vocabulary(tmp_path):
         assert one.pieces([START, *one.encode_text("the sea")])[0] == "<s>"
         assert "".join(one.pieces(one.encode_text("the sea"))) == "the▁sea"
         assert one.decode(one.encode(["one\ntwo\0three \ud800"])) == ["one two three \ufffd\ufffd\ufffd"]
+        assert {one.text for _ in range(3)} == {whole.to_str()}
+    assert parse.call_count == 4, "when each is made, and for its text"
     assert RunFolder(tmp_path).tokenizers(separate=False) == (tmp_path / "tokenizer.json",) * 2
 
 

@@ -1,5 +1,6 @@
 """Windows and blocks: equal to full attention under their mask, in memory that grows with the width."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -9,6 +10,7 @@ from keras_transformer.layers.attention_ops import Rotation, Shared
 from keras_transformer.layers.positions import NoPositions, Positions
 from keras_transformer.layers.score import AlibiPositions, BucketPositions
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
+from keras_transformer.lazy import tf
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 BATCH, LENGTH, WIDTH, NUM_HEADS, KEY_DIM = 3, 11, 6, 2, 4
@@ -83,7 +85,7 @@ def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, is_
     ):
         shared, of_pairs = (shared_of(one, positions, is_causal) for one in (layer, full))
         if positions.bias_is_relative:
-            assert shared.bias.shape == (NUM_HEADS, width, layer.num_keys), "all blocks share it"
+            assert shared.bias.shape == (NUM_HEADS, width, width * layer.sizes_of_keys), "all blocks share it"
         expected = full.with_scores(X, X, band if mask is None else mask & band, memory_mask, of_pairs)
         for found, each in zip(layer.with_scores(X, X, mask, memory_mask, shared), expected, strict=True):
             assert_close(found, each)
@@ -98,13 +100,41 @@ def test_steps_in_a_ring_equal_the_whole_sequence(layer_class, width):
     cache = layer.init_cache(2, num_beams, LENGTH)
     for index in range(LENGTH):
         at = array(layer.positions_of_keys(cache, index))
-        first = index - index % width if layer_class is LocalAttention else index - width + 1
-        assert sorted(at) == list(range(first, first + width))
+        size = min(width, LENGTH)
+        first = index - index % width if layer_class is LocalAttention else index - size + 1
+        assert sorted(at) == list(range(first, first + size))
         bias = positions.bias(np.array([index]), at % LENGTH, is_causal=True)
         shared = Shared(bias, positions.rotation(index, is_causal=True))
         step, cache = layer.step(ops.convert_to_tensor(x[:, :, index]), cache, index, shared)
         assert_close(step, np.stack([array(whole)[:, index] for whole in wholes], axis=1))
-        assert cache.keys.shape == cache.values.shape == (2, num_beams, NUM_HEADS, width, KEY_DIM)
+        assert cache.keys.shape == cache.values.shape == (2, num_beams, NUM_HEADS, size, KEY_DIM)
+
+
+def numbers(layer, length):
+    """How many numbers each operation on a sequence of this length makes, its bias included."""
+
+    def attend(x):
+        return layer(x, x, shared=Shared(layer.bias_of(AlibiPositions(NUM_HEADS), ops.arange(length), layer.is_causal)))
+
+    graph = tf.function(attend, autograph=False).get_concrete_function(tf.TensorSpec((2, length, 5))).graph
+    return [one.shape.num_elements() or 0 for operation in graph.get_operations() for one in operation.outputs]
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the graphs are TensorFlow's")
+@SIDES
+@CLASSES
+def test_the_cost_follows_the_sequence_where_it_is_shorter_than_the_width(layer_class, is_causal):
+    fitting, wide = (numbers(layers(layer_class, width, is_causal)[0], 30) for width in (30, 2000))
+    assert max(wide) == max(fitting) and len(wide) == len(fitting) and sum(wide) <= 1.02 * sum(fitting)
+    # The least number of numbers that a graph for all lengths could make by the width would not fit in any memory.
+    layer, full = layers(layer_class, 10**6, is_causal)
+    signature = [tf.TensorSpec((None, None, 5))]
+    attend = tf.function(lambda x: layer.with_scores(x, x), input_signature=signature, autograph=False)
+    for length in (1, LENGTH):
+        x = X[:, :length]
+        mask = np.tri(length, dtype=bool)[None] if is_causal else None
+        for found, expected in zip(attend(x), full.with_scores(x, x, mask), strict=True):
+            assert_close(found, expected, atol=1e-6)
 
 
 def test_what_it_cannot_attend_to_is_refused_and_no_bias_stays_none():

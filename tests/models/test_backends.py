@@ -15,6 +15,7 @@ from tests.models.variants import cached_logits, make_inputs
 TESTS = Path(__file__).resolve().parents[1]
 # What the models of the first test do not have.
 LOSSES = ["training/test_losses.py", "test_ranking.py"]
+TIES = "decoding/test_search.py::test_of_equal_values_the_first_are_chosen_with_keras_and_without"
 # JAX compiles each operation alone, which takes long: some tests of many. The models have every layer of text.
 ON_JAX = [
     "layers/test_image_layers.py",
@@ -69,5 +70,5 @@ def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(ba
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_and_losses_pass_there_too(backend, tmp_path):
-    tests = [str(TESTS / name) for name in (*LOSSES, *(ON_JAX if backend == "jax" else ON_TORCH))]
+    tests = [str(TESTS / name) for name in (*LOSSES, TIES, *(ON_JAX if backend == "jax" else ON_TORCH))]
     run(backend, tmp_path, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}", *tests)

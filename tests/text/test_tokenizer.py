@@ -1,10 +1,13 @@
 """Vocabularies: training, files, and text that comes back, whatever it spells."""
 
+import copy
 import io
+import pickle
 import random
 import re
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sentencepiece
@@ -28,6 +31,18 @@ def test_same_lines_give_the_same_bytes_and_of_a_long_stream_lines_are_drawn_by_
     assert one == same != other
     kept = [*map(int, module.sample_of(map(str, range(1000)), 100, random.Random(1)))]
     assert len(set(kept)) == 100 and 350 < sum(kept) / 100 < 650, "from the whole stream, not from its head"
+
+
+def test_what_a_vocabulary_is_is_read_once(tokenizer, monkeypatch) -> None:
+    one, names = Tokenizer(tokenizer.model), ("model_type", "has_denormalizer", "alphabet", "tags")
+    monkeypatch.setattr(Tokenizer, "_specification", parse := Mock(side_effect=tokenizer._specification))
+    monkeypatch.setattr(one, "_processor", processor := Mock(wraps=one._processor))
+    asked = [{name: getattr(one, name) for name in (*names, "has_bytes", "has_unused_pieces")} for _ in range(3)]
+    assert [one.is_ambiguous("two dogs") for _ in range(3)] == [False] * 3
+    assert parse.call_count == len(names) and processor.is_byte.call_count <= one.vocabulary_size
+    assert asked[0] == asked[1] == asked[2] == {name: getattr(tokenizer, name) for name in asked[0]}
+    copies = [pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)]
+    assert all({name: getattr(each, name) for name in asked[0]} == asked[0] for each in copies)
 
 
 def test_what_is_saved_and_loaded_is_the_same_and_text_comes_back(tokenizer, lines, tmp_path) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         # Gives sentences back as they are: which translations a run shows is another test's.
         stand_in = SimpleNamespace(translate=lambda lines, **options: lines)
-        patch.setattr("keras_transformer.tasks.translation.pipeline.Translator", lambda *made: stand_in)
+        patch.setattr("keras_transformer.tasks.translation.pipeline.Translator", lambda *made, **named: stand_in)
         yield tmp_path_factory.mktemp("runs")
 
 
@@ -119,6 +120,9 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
         assert "\nmodel.keras: there; the run is unfinished: `" in capsys.readouterr().out
         flags = "--resume"
     assert "resuming at step 5\n" in trained(folder, "--resume --out 'a stop'")
+    opened = [path.resolve().name for path in Path("/proc/self/fd").iterdir()]
+    assert not [name for name in opened if "tfevents" in name], "neither the runs that were stopped nor the others"
+    assert not [thread for thread in threading.enumerate() if "tensorboard" in type(thread).__module__]
     assert_same_end(folder / "straight", run, 6)
     assert (folder / "straight/samples.txt").read_text() == (run / "samples.txt").read_text()
     assert read_config(run)["weights"]["steps"] == [3, 6], "not of step 5, after which it was stopped"

@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class Classifier(Pipeline):
-    """Tells labels, masked pieces and vectors of texts with one encoder:
+    """Tells labels, masked pieces and vectors of texts with one encoder. Threads may share it:
 
         classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
         [prediction] = classifier.classify(["siebenundzwanzig"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,9 @@ class UnreadableImage(ValueError):
     """A file holds no image that can be read. The message says why."""
 
 
+_filtering = threading.Lock()  # all threads share the filters of warnings
+
+
 def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.ndarray:
     """The pixels of a file, (S, S, channels) uint8.
 
@@ -70,7 +74,7 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
             takes for safe (`PIL.Image.MAX_IMAGE_PIXELS`).
     """
     try:
-        with warnings.catch_warnings():
+        with _filtering, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(Path(path), formats=FORMATS) as image:

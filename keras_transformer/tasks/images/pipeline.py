@@ -59,7 +59,7 @@ def write_recognizer(
 
 
 class Recognizer(Pipeline):
-    """Tells the labels of images with one model:
+    """Tells the labels of images with one model. Threads may share it:
 
         recognizer = keras_transformer.load_recognizer("runs/digits-tiny")
         [prediction] = recognizer.classify(["seven.png"])

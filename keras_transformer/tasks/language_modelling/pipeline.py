@@ -6,6 +6,7 @@ the separator, and writes one line.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ class _Row:
 
 
 class Generator(Pipeline):
-    """Continues prompts, or answers them, and scores text with one language model:
+    """Continues prompts, or answers them, and scores text with one language model. Threads may share it:
 
         generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
         [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
@@ -175,9 +176,10 @@ class Generator(Pipeline):
         options = options or self._usual_options()
         (ids,) = self._begun([prompt], max_tokens, options)
         max_tokens = self._most(max_tokens)
-        row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
+        row, told, own = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), "", copy.copy(self)
+        own._computations = self._computations.of_one_stream()
         while not row.is_done(max_tokens):
-            self._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
+            own._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
             text = self.text_of(row.added)
             # Bytes may spell a part of a character yet.
             text = text if row.is_done(max_tokens) else text.rstrip("\N{REPLACEMENT CHARACTER}")

@@ -35,7 +35,7 @@ class Recommendation(NamedTuple):
 
 
 class Recommender(Pipeline):
-    """Tells what comes next in histories, and makes vectors of histories and of items:
+    """Tells what comes next in histories, and makes vectors of histories and of items. Threads may share it:
 
         recommender = keras_transformer.load_recommender("runs/series-tiny")
         [recommendations] = recommender.recommend([["series 7, part 1", "series 7, part 2"]])

@@ -42,7 +42,7 @@ Validation = tuple[Sequence[str], Sequence[str]]
 
 
 class Translator(Pipeline):
-    """Translates, scores and evaluates text with one model.
+    """Translates, scores and evaluates text with one model. Threads may share it.
 
     Args:
         model: the model, or an `OnnxDecoder` of exported graphs.
