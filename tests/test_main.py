@@ -2,25 +2,30 @@
 
 import argparse
 import io
+import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
+from unittest.mock import Mock
 
 import pytest
 
 from export.__main__ import main as export
 from export.__main__ import make_parser as export_parser
+from export.exporting import refuse_unless_it_holds, show
 from keras_transformer.__main__ import commands, main, make_parser
-from keras_transformer.errors import RequestError, Stopped, exit_status, say
+from keras_transformer.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import parser
+from tests.tiny_corpus import tiny_flags
 from train import main as train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,6 +214,64 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_re
     process.stdin.close()
     assert process.wait(timeout=120) == 0
     assert process.stderr.read() == b""
+
+
+@pytest.fixture
+def unread() -> Iterator[TextIO]:
+    """A stream into a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="latin-1") as stream:
+        yield stream
+
+
+def test_only_a_result_that_nobody_reads_ends_a_command_early_with_status_0(unread, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert exit_status(lambda: [print_result("\ud800"), done.append("went on")]) == 0 and not done
+    reader, inner = os.pipe()
+    os.close(reader)
+    for stdout in (sys.__stdout__, None):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert exit_status(lambda: os.write(inner, b"x")) == 1, "a pipe of the job's own"
+        assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
+    os.close(inner)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_status(lambda: print("a result")) == 1
+    assert "error: cannot write to standard output (No space left on device): " in capsys.readouterr().err
+
+
+def test_a_standard_error_that_nobody_reads_or_that_is_closed_ends_nothing(unread, monkeypatch):
+    """Python would end with status 120 if it found the stream broken once more."""
+    monkeypatch.setattr(sys, "stderr", unread)
+    assert exit_status(lambda: [say("one"), warn("two")]) == 0
+    assert exit_status(lambda: check_utf8(["caf\udce9"])) == 2
+    unread.flush()
+    unread.close()
+    assert exit_status(lambda: say("three")) == 0
+
+
+def test_training_goes_on_to_its_end_where_nobody_reads_what_it_tells(unread, tmp_path):
+    command = [sys.executable, "train.py", *tiny_flags(tmp_path, tmp_path / "run"), "--steps", "2"]
+    assert subprocess.run(command, cwd=ROOT, stdout=unread, stderr=unread, timeout=300).returncode == 0
+    assert (tmp_path / "run" / "model.keras").is_file()
+
+
+def test_a_certificate_is_judged_though_nobody_reads_it(unread, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert exit_status(lambda: [show("a certificate\n"), refuse_unless_it_holds(Mock(holds=False), "there")]) == 1
+
+
+def test_help_that_nobody_reads_and_results_in_another_encoding_are_no_error(run_folder, unread):
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "LC_ALL": "C"}
+    config = json.loads((run_folder / "config.json").read_text())
+    (run_folder / "config.json").write_text(json.dumps({**config, "parameters": 1, "corpus": {"name": "文"}}))
+    command, pipe = [sys.executable, "-m", "keras_transformer"], subprocess.PIPE
+    told = subprocess.run([*command, "info", run_folder], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe)
+    assert (told.returncode, told.stderr) == (0, b"") and '"文"'.encode() in told.stdout
+    helped = subprocess.run([*command, "train", "--help"], cwd=ROOT, env=environment, stdout=unread, stderr=pipe)
+    assert (helped.returncode, helped.stderr) == (0, b"")
 
 
 def test_a_full_memory_is_told_in_one_line(capsys):

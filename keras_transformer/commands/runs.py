@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
 from keras_transformer.commands import Importing, add_all, refuse_foreign
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
@@ -46,13 +46,13 @@ def info(arguments: argparse.Namespace) -> None:
     """Prints the run's configuration and its last metrics; a part that is missing is left out."""
     run = RunFolder(arguments.run)
     config = read_config(run)
-    print(f"run: {run.path}")
+    print_result(f"run: {run.path}")
     # A run that has not prepared its data does not tell the number; counting imports Keras, which takes seconds.
-    print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    print_result(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if "license" in config:
-        print(f"license: {config['license']}")
+        print_result(f"license: {config['license']}")
     if "answer_length" in config:
-        print(f"answers: up to {config['answer_length']:,} tokens, with the end")
+        print_result(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
@@ -60,29 +60,29 @@ def info(arguments: argparse.Namespace) -> None:
     steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
     is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
     hint = f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
-    print(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
+    print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))
 
 
 def print_section(name: str, values: Config) -> None:
     """Prints a part of the configuration, unless it is empty."""
     if values:
-        print(f"{name}:")
+        print_result(f"{name}:")
     for key, value in values.items():
-        print(f"  {key}: {as_json(value)}")
+        print_result(f"  {key}: {as_json(value)}")
 
 
 def print_metrics(rows: list[dict[str, str]]) -> None:
     """Prints the last row of the metrics, and the best BLEU."""
     if not rows:
-        print("metrics: none yet")
+        print_result("metrics: none yet")
         return
-    print("last metrics:")
+    print_result("last metrics:")
     for name, value in rows[-1].items():
-        print(f"  {name}: {value}")
+        print_result(f"  {name}: {value}")
     best = max(rows, key=lambda row: number(row.get("val_bleu")))
     if best.get("val_bleu"):
-        print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
+        print_result(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
@@ -112,7 +112,7 @@ def neighbours(arguments: argparse.Namespace) -> None:
     found = {word: vectors.neighbours(word, arguments.count) for word in arguments.words}
     for word, nearest in found.items():
         cosines = {piece: round(cosine, 4) for piece, cosine in nearest}
-        print(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
+        print_result(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
 
 
 def add_neighbours_options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import (
@@ -14,6 +13,7 @@ from keras_transformer.commands import (
     standard_input,
     write_vectors,
 )
+from keras_transformer.errors import print_result
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks import TASKS
 
@@ -38,8 +38,7 @@ def classify(arguments: argparse.Namespace) -> None:
 
     classifier, lines = open_classifier(arguments, LabelProbs()), standard_input()
     for label, probability in classifier.stream(lines, arguments.batch_size):
-        sys.stdout.write(f"{label}\t{probability:.4f}\n")
-        sys.stdout.flush()
+        print_result(f"{label}\t{probability:.4f}")
     lines.tell_of_invalid()
 
 

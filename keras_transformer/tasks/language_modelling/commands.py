@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command, add_engine_options
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.arguments import add_pair_options
@@ -33,18 +32,17 @@ def generate(arguments: argparse.Namespace) -> None:
     chat_text = generator.tokenizer.chat_text
     texts = [chat_text([{"role": "user", "content": each}]) for each in prompts] if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
-        sys.stdout.write("" if answers else prompts[0])
+        print_result("" if answers else prompts[0], end="")
         for text in generator.stream(texts[0], arguments.tokens, options):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            print_result(text, end="")
+        print_result("")
         return
     for prompt, found in zip(prompts, generator.generate(texts, arguments.tokens, options), strict=True):
         for continuation in found:
             if arguments.prompts is None:
-                print(continuation.text if answers else f"{prompt}{continuation.text}")
+                print_result(continuation.text if answers else f"{prompt}{continuation.text}")
             else:
-                print(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
+                print_result(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
 
 
 def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
@@ -124,7 +122,7 @@ def score_text(arguments: argparse.Namespace) -> None:
         "perplexity": score.perplexity,
         "bits_per_character": -score.log_prob / math.log(2) / len(text),
     }
-    print(json.dumps(figures))
+    print_result(json.dumps(figures))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import json
 
 from keras_transformer.commands import Command, add_batch_size, add_engine_options, standard_input
 from keras_transformer.decoding.search_options import require_whole
+from keras_transformer.errors import print_result
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification.commands import EMBED, open_classifier
@@ -23,7 +24,7 @@ def fill(arguments: argparse.Namespace) -> None:
     for some in in_batches(lines, arguments.batch_size):
         for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
             fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
-            print(json.dumps({"text": line, "fills": fills}, ensure_ascii=False), flush=True)
+            print_result(json.dumps({"text": line, "fills": fills}, ensure_ascii=False))
     lines.tell_of_invalid()
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command, add_batch_size, add_vector_options, standard_input, write_vectors
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.errors import RequestError, load_tensorflow, print_result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +45,7 @@ def log_in(path: str) -> Log:
 def show(found: list[Recommendation], **whose: str) -> None:
     """Prints one JSON object: whose history it was, if that is known, and the items with their probabilities."""
     items = {item: round(probability, 4) for item, probability in found}
-    print(json.dumps({**whose, "items": items}, ensure_ascii=False))
-    sys.stdout.flush()
+    print_result(json.dumps({**whose, "items": items}, ensure_ascii=False))
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
@@ -81,7 +79,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)
     found = {f"{name}@{k}": value for k in EVALUATED_AT for name, value in mean_figures(ranks, k).items()}
-    print(json.dumps({"users": len(histories), **found}))
+    print_result(json.dumps({"users": len(histories), **found}))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
