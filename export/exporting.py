@@ -46,6 +46,7 @@ REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 
 def export(arguments: argparse.Namespace, folder: Path) -> None:
     """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written."""
+    plan = planned(arguments.format, arguments.precision)
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     decoding = run.decoding(
         arguments.n_best,
@@ -53,7 +54,6 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
         length_penalty=arguments.length_penalty,
         max_length=arguments.max_length,
     )
-    plan = planned(arguments.format, arguments.precision)
     check_parts(run, plan)
     check_vocabulary(run, plan)
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model

@@ -1,6 +1,7 @@
 """The commands, from bytes to bytes."""
 
 import argparse
+import dataclasses
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -23,8 +25,10 @@ from export.exporting import refuse_unless_it_holds, show
 from keras_transformer.__main__ import commands, main, make_parser
 from keras_transformer.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
 from keras_transformer.files import check_writable
+from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import parser
+from keras_transformer.training.resolution import resolve
 from tests.tiny_corpus import tiny_flags
 from train import main as train
 
@@ -143,9 +147,10 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
     "options, message",
     [
         (["--n-best", "5"], "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
-        (["--temperature", "0", "--sample"], "temperature must be"),
+        (["--temperature", "0", "--sample"], "--temperature: must be a number from 1e-06 to 1,000,000; received: 0;"),
         (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
-        (["--max-source-length", "0"], "max_source_length must be"),
+        (["--max-source-length", "0"], "--max-source-length: must be a whole number from 1 to 1,000,000; received: 0;"),
+        (["--beam", "1"], "unrecognized arguments: --beam 1; see `"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
@@ -159,6 +164,42 @@ def test_every_option_has_help(command):
     parser = argparse.ArgumentParser()
     commands()[command].add_options(parser)
     assert all(action.help for action in parser._actions)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_no_option_takes_a_number_without_bounds_and_no_help_says_none(command):
+    """So a wrong one is refused before anything is loaded, and never ends in a traceback."""
+    parser = argparse.ArgumentParser()
+    commands()[command].add_options(parser)
+    assert "default: None" not in parser.format_help()
+    for action, text in product(parser._actions, ["0", "-1", "nan", "-inf", str(10**30), "1e300", "x"]):
+        if action.type is not None:
+            with suppress(argparse.ArgumentTypeError):
+                assert -100 <= action.type(text) < 2**63, action.option_strings
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
+    assert "default: None" not in parser(task).format_help()
+    refused = []
+    for setting, value in product(dataclasses.fields(TASKS[task].settings), [0, -1, 10**30, math.nan, math.inf]):
+        kind = setting.metadata["options"].get("type")
+        if kind is float or kind is int and math.isfinite(value):
+            try:
+                resolve({"task": task, setting.name: kind(value)}, {})
+            except RequestError as error:
+                refused.append(str(error))
+    assert len(refused) > 30 and not [message for message in refused if "\n" in message]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_a_tokenizer_that_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
+    text = tmp_path / "text"
+    text.write_text("two dogs\n")
+    others = [tmp_path / "run"] if verb == "compare" else []
+    status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense")
+    assert status == 2 and "error: expected a tokenizer among" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
-from keras_transformer.commands import Importing, add_all, refuse_foreign
+from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
 from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
@@ -39,7 +39,7 @@ def average(arguments: argparse.Namespace) -> None:
 
 def add_average_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `average`."""
-    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many checkpoints (default: 5)")
+    parser.add_argument("--last", type=COUNT, default=5, metavar="N", help="how many checkpoints (default: 5)")
 
 
 def info(arguments: argparse.Namespace) -> None:
@@ -119,7 +119,7 @@ def add_neighbours_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `neighbours`."""
     add = parser.add_argument
     add("words", nargs="+", metavar="WORD", help="a word that is one piece of the vocabulary, or a piece")
-    add("--count", type=int, default=10, metavar="N", help="neighbours of each word (default: 10)")
+    add("--count", type=COUNT, default=10, metavar="N", help="neighbours of each word (default: 10)")
 
 
 def attention(arguments: argparse.Namespace) -> None:
@@ -215,8 +215,20 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
     add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
     add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")
-    add("--layers", type=int, nargs="+", metavar="N", help="of a picture: only these layers, from 1 (default: all)")
-    add("--heads", type=int, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
+    add(
+        "--layers",
+        type=COUNT,
+        nargs="+",
+        metavar="N",
+        help="of a picture: only these layers, from 1 (default: all)",
+    )
+    add(
+        "--heads",
+        type=COUNT,
+        nargs="+",
+        metavar="N",
+        help="of a picture: only these heads, from 1 (default: all)",
+    )
     add("--word", help="of a picture: lines from this word, in place of heat maps")
     add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
 

@@ -64,8 +64,8 @@ def parse_devices(text: str) -> Devices:
     if re.fullmatch(r"\d+(,\d+)*", text) and len(set(text.split(","))) == len(text.split(",")):
         return Devices("gpu", [int(number) for number in text.split(",")])
     raise RequestError(
-        "`devices` must be `auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as `0,1`. "
-        f"Received: {text!r}"
+        "--devices must be auto, cpu, cpu:N for N replicas on the processor, or numbers of GPUs such as 0,1; "
+        f"received: {text!r}"
     )
 
 

@@ -93,7 +93,7 @@ def test_nothing_of_a_training_step_is_a_scatter():
 
 def test_devices():
     for text in ("", "gpu", "cpu:0", "0,0", "-1"):
-        with pytest.raises(ValueError, match="`devices` must be"):
+        with pytest.raises(ValueError, match="--devices must be"):
             devices.parse_devices(text)
     found = [devices.parse_devices(text) for text in ("auto", "cpu", "cpu:3", "2,0")]
     assert found == [("auto", []), ("cpu", [0]), ("cpu", [0, 1, 2]), ("gpu", [2, 0])]

@@ -36,7 +36,7 @@ def classify(arguments: argparse.Namespace) -> None:
     """Prints the label of each line of standard input, a tab, and its probability."""
     from keras_transformer.decoding.computations import LabelProbs
 
-    classifier, lines = open_classifier(arguments, LabelProbs()), standard_input()
+    lines, classifier = standard_input(), open_classifier(arguments, LabelProbs())
     for label, probability in classifier.stream(lines, arguments.batch_size):
         print_result(f"{label}\t{probability:.4f}")
     lines.tell_of_invalid()
@@ -46,7 +46,7 @@ def vectors(arguments: argparse.Namespace) -> np.ndarray:
     """The vectors (N, D) of the lines of standard input."""
     from keras_transformer.decoding.computations import Embedding
 
-    classifier, lines = open_classifier(arguments, Embedding()), standard_input()
+    lines, classifier = standard_input(), open_classifier(arguments, Embedding())
     found = classifier.embed(lines, arguments.batch_size)
     lines.tell_of_invalid()
     return found

@@ -33,6 +33,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         raise RequestError("expected --source and --reference, for a run that translates")
     options = search_options(arguments, own_search_of(arguments))
     lines = read_both(arguments.source, arguments.reference)
+    checked_tokenizer(arguments.tokenize, None)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
     warn_of_training_text(RunFolder(arguments.run), lines.sources, translator.source_tokenizer)
@@ -92,6 +93,7 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(arguments.runs) < 2:
         raise RequestError("expected two runs or more, to be compared with the first; received one")
     lines = read_both(arguments.source, arguments.reference)
+    checked_tokenizer(arguments.tokenize, None)
     of_each = [argparse.Namespace(**{**vars(arguments), "run": run}) for run in arguments.runs]
     asked = [search_options(one, own_search_of(one)) for one in of_each]
     translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
