@@ -12,7 +12,7 @@ from functools import partial
 
 import grpc
 import tensorflow as tf
-from sentences import translated
+from sentences import print_lines, read_lines, translated
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 
@@ -37,13 +37,13 @@ def main() -> int:
     parser.add_argument("--model", default="translator", help="its name in models.config (default: %(default)s)")
     parser.add_argument("--language", default="en", help="of the lines, by whose rules sentences end (default: en)")
     arguments = parser.parse_args()
-    lines = sys.stdin.read().splitlines()
     try:
-        texts = translated(lines, arguments.language, partial(translate, arguments.address, arguments.model))
-        print(*texts, sep="\n")
+        translate_some = partial(translate, arguments.address, arguments.model)
+        lines = translated(read_lines(), arguments.language, translate_some)
     except grpc.RpcError as error:
         print(f"error: {arguments.address}: {error.code().name}: {error.details()}", file=sys.stderr)
         return 1
+    print_lines(lines)
     return 0
 
 

@@ -7,13 +7,14 @@ echo 'forty-two' | python rest_client.py --url http://localhost:8501 --model tra
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
 import urllib.request
 from typing import Any
 
-from sentences import translated
+from sentences import in_batches, print_lines, read_lines, translated
 
 
 def predict(url: str, model: str, lines: list[str], signature: str = "serving_default") -> dict[str, Any]:
@@ -39,25 +40,31 @@ def main() -> int:
     parser.add_argument("--language", default="en", help="of the lines, by whose rules sentences end (default: en)")
     parser.add_argument("--n-best", action="store_true", help="print the list of the signature n_best")
     arguments = parser.parse_args()
-    lines = sys.stdin.read().splitlines()
-    try:
-        if not arguments.n_best:
 
-            def translate(sentences: list[str]) -> list[str]:
-                return predict(arguments.url, arguments.model, sentences)["translation"]
+    def translate(sentences: list[str]) -> list[str]:
+        return predict(arguments.url, arguments.model, sentences)["translation"]
 
-            print(*translated(lines, arguments.language, translate), sep="\n")
-            return 0
+    def lists(lines: list[str]) -> list[tuple[list[str], list[float]]]:
         found = predict(arguments.url, arguments.model, lines, "n_best")
+        return list(zip(found["translations"], found["scores"], strict=True))
+
+    try:
+        if arguments.n_best:
+            printed = [
+                f"{number}\t{text}\t{score:.4f}"
+                for number, columns in enumerate(in_batches(read_lines(), lists))
+                for text, score in zip(*columns, strict=True)
+            ]
+        else:
+            printed = translated(read_lines(), arguments.language, translate)
     except urllib.error.HTTPError as error:
         print(f"error: {arguments.url} answered {error.code}: {error.read().decode(errors='replace')}", file=sys.stderr)
         return 1
-    except urllib.error.URLError as error:
-        print(f"error: cannot reach {arguments.url}: {error.reason}; is the server running?", file=sys.stderr)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        print(f"error: cannot reach {arguments.url}: {reason}; is the server running?", file=sys.stderr)
         return 1
-    for number, (texts, scores) in enumerate(zip(found["translations"], found["scores"], strict=True)):
-        for text, score in zip(texts, scores, strict=True):
-            print(f"{number}\t{text}\t{score:.4f}")
+    print_lines(printed)
     return 0
 
 

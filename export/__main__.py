@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_transformer.commands import COUNT, FEW, Parser, number_from
 from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable
@@ -78,7 +79,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
-    parser = argparse.ArgumentParser(prog=command_line("export"), description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog=command_line("export"), description=DESCRIPTION, allow_abbrev=False)
     add_options(parser)
     parser.add_argument(FLAG, metavar="MODULE", help=HELP)
     return parser
@@ -86,40 +87,27 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments and flags to a parser; `export` takes what it parsed."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder that training wrote")
-    parser.add_argument(
-        "--verify",
-        metavar="FOLDER",
-        help="certify this export folder again, and write nothing: by RUN, or without RUN by the answers that its "
-        "certificate keeps",
-    )
-    parser.add_argument(
-        "--format",
-        nargs="+",
-        choices=FORMATS,
-        default=DEFAULT_FORMATS,
-        help="which formats to write; ctranslate2 takes translators; huggingface is a folder for transformers",
-    )
-    parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help="which precisions to write"
-    )
-    parser.add_argument("--out", help="the export folder; exported/<the run's name> by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace an export that is there")
-    parser.add_argument("--beams", type=int, help="beam size; 1 is greedy search; the run's own by default, mostly 4")
-    parser.add_argument(
-        "--length-penalty", type=float, help="alpha of ((5 + length) / 6)^alpha; the run's own by default, mostly 0.6"
-    )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        help="the most pieces to emit; source + 50 (of a language model the context) by default and at most",
-    )
-    parser.add_argument("--n-best", type=int, help="hypotheses in SavedModel's signature n_best; all beams by default")
+    add = parser.add_argument
+    add("run", metavar="RUN", nargs="?", help="a run folder that training wrote")
+    verify = "certify this export folder again, and write nothing: by RUN, or without RUN by what its certificate keeps"
+    add("--verify", metavar="FOLDER", help=verify)
+    formats = "which formats to write; ctranslate2 takes translators; huggingface is a folder for transformers"
+    chosen = f"{formats} (default: {' '.join(DEFAULT_FORMATS)})"
+    add("--format", nargs="+", choices=FORMATS, default=DEFAULT_FORMATS, help=chosen)
+    precisions = f"which precisions to write (default: {' '.join(DEFAULT_PRECISIONS)})"
+    add("--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help=precisions)
+    add("--out", help="the export folder; exported/<the run's name> by default")
+    add("--overwrite", action="store_true", help="replace an export that is there")
+    add("--beams", type=FEW, help="beam size; 1 is greedy search; the run's own by default, mostly 4")
+    penalty = "alpha of ((5 + length) / 6)^alpha; the run's own by default, mostly 0.6"
+    add("--length-penalty", type=number_from(-100, 100, float), help=penalty)
+    longest = "the most pieces to emit; source + 50 (of a language model the context) by default and at most"
+    add("--max-length", type=COUNT, help=longest)
+    add("--n-best", type=COUNT, help="hypotheses in SavedModel's signature n_best; all beams by default")
     for side in ("source", "target"):
-        parser.add_argument(f"--{side}-language", help=f"the {side}'s language, of a model between many languages")
-    parser.add_argument("--sentences", help="a file of sentences to certify on; the run's validation text by default")
-    parser.add_argument("--references", help="a file of their translations, for BLEU")
+        add(f"--{side}-language", help=f"the {side}'s language, of a model between many languages")
+    add("--sentences", help="a file of sentences to certify on; the run's validation text by default")
+    add("--references", help="a file of their translations, for BLEU")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say
 from keras_transformer.files import write_folder_whole
 from keras_transformer.text.lines import read_lines
 
@@ -45,6 +46,7 @@ REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 
 def export(arguments: argparse.Namespace, folder: Path) -> None:
     """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written."""
+    plan = planned(arguments.format, arguments.precision)
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     decoding = run.decoding(
         arguments.n_best,
@@ -52,7 +54,6 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
         length_penalty=arguments.length_penalty,
         max_length=arguments.max_length,
     )
-    plan = planned(arguments.format, arguments.precision)
     check_parts(run, plan)
     check_vocabulary(run, plan)
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
@@ -66,7 +67,7 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
         write_artefacts(run, aside, decoding, plan)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
         write_certificate(certificate, aside)
-    print((folder / "CERTIFICATE.md").read_text(encoding="utf-8"), end="")
+    show((folder / "CERTIFICATE.md").read_text(encoding="utf-8"))
     say(f"wrote {folder}")
     refuse_unless_it_holds(certificate, folder / "CERTIFICATE.md")
 
@@ -90,8 +91,14 @@ def verify(arguments: argparse.Namespace) -> None:
         check_text(sentences, references, precisions)
         certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
     certificate = with_missing(certificate, folder)
-    print(markdown(certificate), end="")
+    show(markdown(certificate))
     refuse_unless_it_holds(certificate, "the report")
+
+
+def show(certificate: str) -> None:
+    """Prints a certificate. Whether anybody reads it changes nothing of what the command does next."""
+    with suppress(OutputClosed):
+        print_result(certificate, end="")
 
 
 def refuse_unless_it_holds(certificate: Certificate, where: str | Path) -> None:

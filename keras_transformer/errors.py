@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import re
 import shlex
@@ -11,8 +12,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
@@ -36,6 +38,10 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
         self.signal_number = signal_number
+
+
+class OutputClosed(Exception):
+    """Nobody reads standard output any longer (`| head -1`). That is no failure: the exit status is 0."""
 
 
 def require_positive(**sizes: int | None) -> None:
@@ -71,14 +77,45 @@ def say(message: str) -> None:
     """
     if _pending is not None:
         raise _pending
-    if sys.stderr is None:  # closed when the process started; `print` would take standard output instead
-        return
-    print(message, file=sys.stderr, flush=True)
+    _write(sys.stderr, f"{message}\n")
 
 
 def warn(message: str) -> None:
     """Writes a warning to standard error."""
     say(f"warning: {message}")
+
+
+def print_result(text: str, end: str = "\n") -> None:
+    """Writes a result to standard output at once.
+
+    Raises:
+        OutputClosed: nobody reads it any longer.
+        JobError: it cannot be written, as to a full disk.
+    """
+    error = _write(sys.stdout, f"{text}{end}")
+    if isinstance(error, BrokenPipeError):
+        raise OutputClosed
+    if error is not None:
+        raise JobError(f"cannot write to standard output ({error.strerror or error}): send it elsewhere")
+
+
+def _write(stream: TextIO | None, text: str) -> OSError | None:
+    """Writes to a standard stream at once, if it is open; returns what went wrong.
+
+    What is written later to a stream that broke is thrown away: Python at its end, TensorFlow and bars of progress
+    meet no error.
+    """
+    if stream is None or stream.closed:
+        return None
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if not isinstance(error, BlockingIOError):  # the reader is slow, and what is left follows later
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+        return error
+    return None
 
 
 def command_line(verb: str = "") -> str:
@@ -127,7 +164,7 @@ def _silent() -> Iterator[None]:
     if sys.stderr is None:
         yield
         return
-    sys.stderr.flush()
+    _write(sys.stderr, "")
     standard_error = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:
@@ -185,6 +222,8 @@ def check_utf8(arguments: Iterable[str]) -> None:
 def exit_status(command: Callable[[], object], arguments: Sequence[str] | None = None) -> int:
     """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
 
+    Standard output is UTF-8, whatever the environment says.
+
     Args:
         command: what to run.
         arguments: the arguments of the command line, which must be UTF-8; by default those of this process.
@@ -192,14 +231,15 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
     Returns:
         0 success, 1 the work failed, 2 the request was wrong, 128 + n signal n stopped the process.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         if sys.platform == "win32":
             raise RequestError(NO_WINDOWS)
         check_utf8(sys.argv[1:] if arguments is None else arguments)
         with _stoppable():
             command()
-        if sys.stdout is not None:  # it may have been closed when the process started
-            sys.stdout.flush()
+        print_result("", end="")  # what others printed
         return 0
     except RequestError as error:
         say(f"error: {error}")
@@ -209,9 +249,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         return 128 + stop.signal_number
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`), which is no failure. Without this line Python reports it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputClosed:
         return 0
     except (JobError, OSError, MemoryError) as error:
         say(f"error: {error or type(error).__name__}")
@@ -222,3 +260,5 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
         say(f"error: out of memory{f' for a {tensor[0]}' if tensor else ''}: take smaller batches, or a smaller model")
         return 1
+    finally:
+        _write(sys.stdout, "")  # such as help, which `| head` may have left

@@ -133,6 +133,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     Args:
         label_smoothing: ε, at least 0 and less than 1.
+        reduction: "sum" alone.
 
     Call arguments:
         y_true: labels (B, T) or (B,).
@@ -140,8 +141,16 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         sample_weight: has the shape of the labels, or is None.
     """
 
-    def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: object):
-        super().__init__(name=name, reduction="sum", **{k: v for k, v in kwargs.items() if k != "reduction"})
+    def __init__(
+        self,
+        label_smoothing: float = 0.1,
+        name: str = "smoothed_cross_entropy",
+        reduction: str | None = "sum",
+        **kwargs: object,
+    ):
+        if reduction != "sum":
+            raise ValueError(f"`reduction` must be 'sum': weights make a mean. Received: reduction={reduction!r}")
+        super().__init__(name, reduction, **kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(
                 f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing!r}"

@@ -1,26 +1,35 @@
 """The commands, from bytes to bytes."""
 
 import argparse
+import dataclasses
 import io
+import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
+from unittest.mock import Mock
 
 import pytest
 
 from export.__main__ import main as export
 from export.__main__ import make_parser as export_parser
+from export.exporting import refuse_unless_it_holds, show
 from keras_transformer.__main__ import commands, main, make_parser
-from keras_transformer.errors import RequestError, Stopped, exit_status, say
+from keras_transformer.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
 from keras_transformer.files import check_writable
+from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import parser
+from keras_transformer.training.resolution import resolve
+from tests.tiny_corpus import tiny_flags
 from train import main as train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,9 +147,10 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
     "options, message",
     [
         (["--n-best", "5"], "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
-        (["--temperature", "0", "--sample"], "temperature must be"),
+        (["--temperature", "0", "--sample"], "--temperature: must be a number from 1e-06 to 1,000,000; received: 0;"),
         (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
-        (["--max-source-length", "0"], "max_source_length must be"),
+        (["--max-source-length", "0"], "--max-source-length: must be a whole number from 1 to 1,000,000; received: 0;"),
+        (["--beam", "1"], "unrecognized arguments: --beam 1; see `"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
@@ -154,6 +164,42 @@ def test_every_option_has_help(command):
     parser = argparse.ArgumentParser()
     commands()[command].add_options(parser)
     assert all(action.help for action in parser._actions)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_no_option_takes_a_number_without_bounds_and_no_help_says_none(command):
+    """So a wrong one is refused before anything is loaded, and never ends in a traceback."""
+    parser = argparse.ArgumentParser()
+    commands()[command].add_options(parser)
+    assert "default: None" not in parser.format_help()
+    for action, text in product(parser._actions, ["0", "-1", "nan", "-inf", str(10**30), "1e300", "x"]):
+        if action.type is not None:
+            with suppress(argparse.ArgumentTypeError):
+                assert -100 <= action.type(text) < 2**63, action.option_strings
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
+    assert "default: None" not in parser(task).format_help()
+    refused = []
+    for setting, value in product(dataclasses.fields(TASKS[task].settings), [0, -1, 10**30, math.nan, math.inf]):
+        kind = setting.metadata["options"].get("type")
+        if kind is float or kind is int and math.isfinite(value):
+            try:
+                resolve({"task": task, setting.name: kind(value)}, {})
+            except RequestError as error:
+                refused.append(str(error))
+    assert len(refused) > 30 and not [message for message in refused if "\n" in message]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_a_tokenizer_that_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
+    text = tmp_path / "text"
+    text.write_text("two dogs\n")
+    others = [tmp_path / "run"] if verb == "compare" else []
+    status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense")
+    assert status == 2 and "error: expected a tokenizer among" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -209,6 +255,64 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_re
     process.stdin.close()
     assert process.wait(timeout=120) == 0
     assert process.stderr.read() == b""
+
+
+@pytest.fixture
+def unread() -> Iterator[TextIO]:
+    """A stream into a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="latin-1") as stream:
+        yield stream
+
+
+def test_only_a_result_that_nobody_reads_ends_a_command_early_with_status_0(unread, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert exit_status(lambda: [print_result("\ud800"), done.append("went on")]) == 0 and not done
+    reader, inner = os.pipe()
+    os.close(reader)
+    for stdout in (sys.__stdout__, None):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert exit_status(lambda: os.write(inner, b"x")) == 1, "a pipe of the job's own"
+        assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
+    os.close(inner)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_status(lambda: print("a result")) == 1
+    assert "error: cannot write to standard output (No space left on device): " in capsys.readouterr().err
+
+
+def test_a_standard_error_that_nobody_reads_or_that_is_closed_ends_nothing(unread, monkeypatch):
+    """Python would end with status 120 if it found the stream broken once more."""
+    monkeypatch.setattr(sys, "stderr", unread)
+    assert exit_status(lambda: [say("one"), warn("two")]) == 0
+    assert exit_status(lambda: check_utf8(["caf\udce9"])) == 2
+    unread.flush()
+    unread.close()
+    assert exit_status(lambda: say("three")) == 0
+
+
+def test_training_goes_on_to_its_end_where_nobody_reads_what_it_tells(unread, tmp_path):
+    command = [sys.executable, "train.py", *tiny_flags(tmp_path, tmp_path / "run"), "--steps", "2"]
+    assert subprocess.run(command, cwd=ROOT, stdout=unread, stderr=unread, timeout=300).returncode == 0
+    assert (tmp_path / "run" / "model.keras").is_file()
+
+
+def test_a_certificate_is_judged_though_nobody_reads_it(unread, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert exit_status(lambda: [show("a certificate\n"), refuse_unless_it_holds(Mock(holds=False), "there")]) == 1
+
+
+def test_help_that_nobody_reads_and_results_in_another_encoding_are_no_error(run_folder, unread):
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "LC_ALL": "C"}
+    config = json.loads((run_folder / "config.json").read_text())
+    (run_folder / "config.json").write_text(json.dumps({**config, "parameters": 1, "corpus": {"name": "文"}}))
+    command, pipe = [sys.executable, "-m", "keras_transformer"], subprocess.PIPE
+    told = subprocess.run([*command, "info", run_folder], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe)
+    assert (told.returncode, told.stderr) == (0, b"") and '"文"'.encode() in told.stdout
+    helped = subprocess.run([*command, "train", "--help"], cwd=ROOT, env=environment, stdout=unread, stderr=pipe)
+    assert (helped.returncode, helped.stderr) == (0, b"")
 
 
 def test_a_full_memory_is_told_in_one_line(capsys):

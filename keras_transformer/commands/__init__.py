@@ -10,11 +10,12 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
@@ -32,6 +33,30 @@ COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 ENGINES = ("auto", "onnx", "keras")
 IN_WHEEL = "keras_transformer.export"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells what is wrong in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises RequestError."""
+        raise RequestError(f"{message}; see `{self.prog} --help`")
+
+
+def number_from(least: float, most: float = 1_000_000, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """What reads the number of an option, its `type`. One out of the range is refused before any model is loaded."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {what} from {least:,} to {most:,}; received: {text:.60}")
+
+    return read
+
+
+COUNT, FEW = number_from(1), number_from(1, 1_000)
 
 
 class Command(NamedTuple):
@@ -224,7 +249,7 @@ def read_both(source: str, target: str) -> ParallelLines:
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
     """Adds `--batch-size`."""
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="how many at once (default: 64)")
+    parser.add_argument("--batch-size", type=COUNT, default=64, metavar="N", help="how many at once (default: 64)")
 
 
 def counted(items: Iterable[Item], noun: str) -> Iterator[Item]:
@@ -275,7 +300,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
     add("--precision", choices=PRECISIONS, help=precision)
     add_provider_option(parser)
-    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
+    threads = "of the processor, in each process (default: the cores, shared out)"
+    add("--threads", type=FEW, metavar="N", help=threads)
 
 
 def add_provider_option(parser: argparse.ArgumentParser) -> None:

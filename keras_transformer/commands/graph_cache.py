@@ -23,7 +23,6 @@ from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations
 from keras_transformer.decoding.onnx_sessions import has_cuda
 from keras_transformer.decoding.probes import ComputedProbe
-from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.export_folder import Graphs, file_name
@@ -192,8 +191,6 @@ def open_model(
     Raises:
         RequestError: there is no such run, or the engine cannot do what is asked for.
     """
-    if arguments.threads is not None:
-        require_whole("--threads", arguments.threads, 1)
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
     config = config_of_kind(run, kind)["model"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
-from keras_transformer.commands import Importing, add_all, refuse_foreign
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
+from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
@@ -39,20 +39,20 @@ def average(arguments: argparse.Namespace) -> None:
 
 def add_average_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `average`."""
-    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many checkpoints (default: 5)")
+    parser.add_argument("--last", type=COUNT, default=5, metavar="N", help="how many checkpoints (default: 5)")
 
 
 def info(arguments: argparse.Namespace) -> None:
     """Prints the run's configuration and its last metrics; a part that is missing is left out."""
     run = RunFolder(arguments.run)
     config = read_config(run)
-    print(f"run: {run.path}")
+    print_result(f"run: {run.path}")
     # A run that has not prepared its data does not tell the number; counting imports Keras, which takes seconds.
-    print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    print_result(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if "license" in config:
-        print(f"license: {config['license']}")
+        print_result(f"license: {config['license']}")
     if "answer_length" in config:
-        print(f"answers: up to {config['answer_length']:,} tokens, with the end")
+        print_result(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
@@ -60,29 +60,29 @@ def info(arguments: argparse.Namespace) -> None:
     steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
     is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
     hint = f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
-    print(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
+    print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))
 
 
 def print_section(name: str, values: Config) -> None:
     """Prints a part of the configuration, unless it is empty."""
     if values:
-        print(f"{name}:")
+        print_result(f"{name}:")
     for key, value in values.items():
-        print(f"  {key}: {as_json(value)}")
+        print_result(f"  {key}: {as_json(value)}")
 
 
 def print_metrics(rows: list[dict[str, str]]) -> None:
     """Prints the last row of the metrics, and the best BLEU."""
     if not rows:
-        print("metrics: none yet")
+        print_result("metrics: none yet")
         return
-    print("last metrics:")
+    print_result("last metrics:")
     for name, value in rows[-1].items():
-        print(f"  {name}: {value}")
+        print_result(f"  {name}: {value}")
     best = max(rows, key=lambda row: number(row.get("val_bleu")))
     if best.get("val_bleu"):
-        print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
+        print_result(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
@@ -112,14 +112,14 @@ def neighbours(arguments: argparse.Namespace) -> None:
     found = {word: vectors.neighbours(word, arguments.count) for word in arguments.words}
     for word, nearest in found.items():
         cosines = {piece: round(cosine, 4) for piece, cosine in nearest}
-        print(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
+        print_result(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
 
 
 def add_neighbours_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `neighbours`."""
     add = parser.add_argument
     add("words", nargs="+", metavar="WORD", help="a word that is one piece of the vocabulary, or a piece")
-    add("--count", type=int, default=10, metavar="N", help="neighbours of each word (default: 10)")
+    add("--count", type=COUNT, default=10, metavar="N", help="neighbours of each word (default: 10)")
 
 
 def attention(arguments: argparse.Namespace) -> None:
@@ -215,8 +215,20 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
     add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
     add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")
-    add("--layers", type=int, nargs="+", metavar="N", help="of a picture: only these layers, from 1 (default: all)")
-    add("--heads", type=int, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
+    add(
+        "--layers",
+        type=COUNT,
+        nargs="+",
+        metavar="N",
+        help="of a picture: only these layers, from 1 (default: all)",
+    )
+    add(
+        "--heads",
+        type=COUNT,
+        nargs="+",
+        metavar="N",
+        help="of a picture: only these heads, from 1 (default: all)",
+    )
     add("--word", help="of a picture: lines from this word, in place of heat maps")
     add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
 

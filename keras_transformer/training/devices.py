@@ -64,8 +64,8 @@ def parse_devices(text: str) -> Devices:
     if re.fullmatch(r"\d+(,\d+)*", text) and len(set(text.split(","))) == len(text.split(",")):
         return Devices("gpu", [int(number) for number in text.split(",")])
     raise RequestError(
-        "`devices` must be `auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as `0,1`. "
-        f"Received: {text!r}"
+        "--devices must be auto, cpu, cpu:N for N replicas on the processor, or numbers of GPUs such as 0,1; "
+        f"received: {text!r}"
     )
 
 
@@ -156,7 +156,7 @@ def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
     TensorFlow reads the flags when it first looks for devices.
     """
     backend, flags = keras.config.backend(), os.environ.get("TF_XLA_FLAGS", "")
-    if "persistent_cache" in flags:
+    if "persistent_cache" in flags or flags.strip()[:1] not in ("", "-"):  # such as the name of a file with flags
         return
     machine = [backend, importlib.metadata.version(backend), platform.machine()]
     with suppress(OSError):
@@ -170,7 +170,8 @@ def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
     if backend == "jax":
         jax_devices.keep_programs(folder)
         return
-    keep = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_prefix=keras_transformer"
+    quoted = re.sub(r'(["\\])', r"\\\1", str(folder))  # TensorFlow divides the flags at white space outside quotes
+    keep = f'--tf_xla_persistent_cache_directory="{quoted}" --tf_xla_persistent_cache_prefix=keras_transformer'
     os.environ["TF_XLA_FLAGS"] = f"{flags} {keep}".strip()
 
 

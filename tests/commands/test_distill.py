@@ -77,7 +77,7 @@ def distill(teacher, tmp_path, monkeypatch, capsys):
 def untrained(distill, monkeypatch):
     """`distill`, but the student is not trained."""
     monkeypatch.setattr("keras_transformer.training.run.train", lambda given: given["resume"] and pytest.fail("again"))
-    monkeypatch.setattr(command, "tell", print)  # a stand-in that comes to another process too
+    monkeypatch.setattr(command, "figures", vars)  # a stand-in that comes to another process too
     return distill
 
 

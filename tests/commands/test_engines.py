@@ -214,10 +214,10 @@ def test_what_no_engine_can_do_is_refused(run_folder, translate):
     for flags, message in {
         "--engine onnx --alignments": "--engine onnx cannot do this: --alignments needs the model's attention",
         "--precision int8 --engine keras": "--precision int8 needs ONNX Runtime: leave out --engine keras",
-        "--threads 0": "--threads must be a whole number from 1; received: 0",
+        "--threads 0": "--threads: must be a whole number from 1 to 1,000; received: 0",
     }.items():
         status, out, err = translate(run_folder, *flags.split())
-        assert (status, out) == (2, "") and f"error: {message}" in err
+        assert (status, out) == (2, "") and message in err
     assert not graphs_in(run_folder)
 
 

@@ -192,8 +192,8 @@ def test_a_wrong_request_builds_nothing(ask, monkeypatch):
     for words, message in {
         "classify masks": "masks is one of --task masked-tokens, which `fill` takes",
         "fill labels": "expected a model that fills masks; this one does not",
-        "fill masks --n-best 0": "--n-best must be a whole number from 1; received: 0",
-        "classify labels --threads 0": "--threads must be a whole number from 1; received: 0",
+        "fill masks --n-best 0": "--n-best: must be a whole number from 1 to 1,000,000; received: 0",
+        "classify labels --threads 0": "--threads: must be a whole number from 1 to 1,000; received: 0",
         "fill prose": "expected a model of the kind encoder; received language-model",
         "generate labels": "expected a model of the kind language-model; received encoder",
         "generate prose --engine keras --precision int8": "--precision int8 needs ONNX Runtime: leave out --engine ker",

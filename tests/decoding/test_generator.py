@@ -140,7 +140,7 @@ def test_wrong_requests_are_refused(generator, answering):
         ("max_tokens must be a whole number from 1; received: 0", lambda: generator.generate(["the"], 0, DRAW)),
         ("16 tokens; the prompt has 3, and 14 are asked for: ask for fewer",
          lambda: generator.generate(["the"], 14, SearchOptions(num_beams=2))),
-        ("a text of at least 1 tokens", lambda: generator.score("")),
+        ("a text of one token or more; received an empty one", lambda: generator.score("")),
         (r"2 target\(s\) do not fit in the context, 16 tokens, beside their sources",
          lambda: answering.score_answers(["the", "the", "a"], ["a dog ran along"] * 2 + ["a"])),
         ("expected an answer to each prompt; received 1 prompts, 2 answers",

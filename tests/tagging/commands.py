@@ -3,6 +3,7 @@
 import argparse
 
 from keras_transformer.commands import Command, standard_input
+from keras_transformer.errors import print_result
 
 
 def tag(arguments: argparse.Namespace) -> None:
@@ -11,7 +12,7 @@ def tag(arguments: argparse.Namespace) -> None:
 
     tagger = load(arguments.run)
     for line in standard_input():
-        print(" ".join(map("/".join, tagger.tag(line))))
+        print_result(" ".join(map("/".join, tagger.tag(line))))
 
 
 COMMANDS = {"tag": Command(tag, "tell the tag of each word of standard input")}

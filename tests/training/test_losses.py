@@ -116,6 +116,9 @@ def test_other_shapes_than_the_tokens_have_and_smoothing_out_of_range_are_refuse
         message = f"^`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={smoothing}$"
         with pytest.raises(ValueError, match=message):
             SmoothedCrossEntropy(smoothing)
+    for reduction in ("sum_over_batch_size", "mean", "none", None):
+        with pytest.raises(ValueError, match=f"`reduction` must be 'sum': .* Received: reduction={reduction!r}"):
+            SmoothedCrossEntropy(reduction=reduction)
 
 
 def test_config_round_trip():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import (
@@ -14,6 +13,7 @@ from keras_transformer.commands import (
     standard_input,
     write_vectors,
 )
+from keras_transformer.errors import print_result
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks import TASKS
 
@@ -36,10 +36,9 @@ def classify(arguments: argparse.Namespace) -> None:
     """Prints the label of each line of standard input, a tab, and its probability."""
     from keras_transformer.decoding.computations import LabelProbs
 
-    classifier, lines = open_classifier(arguments, LabelProbs()), standard_input()
+    lines, classifier = standard_input(), open_classifier(arguments, LabelProbs())
     for label, probability in classifier.stream(lines, arguments.batch_size):
-        sys.stdout.write(f"{label}\t{probability:.4f}\n")
-        sys.stdout.flush()
+        print_result(f"{label}\t{probability:.4f}")
     lines.tell_of_invalid()
 
 
@@ -47,7 +46,7 @@ def vectors(arguments: argparse.Namespace) -> np.ndarray:
     """The vectors (N, D) of the lines of standard input."""
     from keras_transformer.decoding.computations import Embedding
 
-    classifier, lines = open_classifier(arguments, Embedding()), standard_input()
+    lines, classifier = standard_input(), open_classifier(arguments, Embedding())
     found = classifier.embed(lines, arguments.batch_size)
     lines.tell_of_invalid()
     return found

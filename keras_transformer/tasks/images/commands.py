@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command, Importing, add_batch_size
-from keras_transformer.errors import JobError, RequestError, load_tensorflow, say, warn
+from keras_transformer.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -35,8 +34,7 @@ def classify(arguments: argparse.Namespace) -> None:
             num_unreadable += 1
             warn(f"{file} cannot be read: {found}")
             continue
-        sys.stdout.write(f"{found.label}\t{found.probability:.4f}\t{file}\n")
-        sys.stdout.flush()
+        print_result(f"{found.label}\t{found.probability:.4f}\t{file}")
     if num_unreadable:
         raise JobError(f"{num_unreadable} of {len(arguments.files)} images cannot be read; the others are answered")
 

@@ -65,11 +65,12 @@ class WindowPlan(EqualPlan):
     def __init__(self, ids: np.ndarray, context_length: int, *options: Any, **named: Any):
         self.ids, self.width = ids, context_length
         super().__init__(context_length, f"a window of {context_length} tokens", *options, **named)
-        least = context_length if self.shuffle else 1
-        if len(ids) < least:
+        if not len(ids):
+            raise RequestError("expected a text of one token or more; received an empty one")
+        if self.shuffle and len(ids) < context_length:
             raise RequestError(
-                f"expected a text of at least {least} tokens, the context's length; received {len(ids)}: give more "
-                "text, or a smaller --context-length"
+                f"expected a text of at least {context_length} tokens, the context's length; received {len(ids)}: give "
+                "more text, or a smaller --context-length"
             )
 
     def num_tokens(self, place: Place) -> int:

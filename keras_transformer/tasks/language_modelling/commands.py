@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command, add_engine_options
+from keras_transformer.commands import COUNT, FEW, Command, add_engine_options
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
-from keras_transformer.tasks.translation.commands.arguments import add_pair_options
+from keras_transformer.tasks.translation.commands.arguments import add_drawing_options, add_pair_options
 from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
@@ -33,18 +32,17 @@ def generate(arguments: argparse.Namespace) -> None:
     chat_text = generator.tokenizer.chat_text
     texts = [chat_text([{"role": "user", "content": each}]) for each in prompts] if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
-        sys.stdout.write("" if answers else prompts[0])
+        print_result("" if answers else prompts[0], end="")
         for text in generator.stream(texts[0], arguments.tokens, options):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            print_result(text, end="")
+        print_result("")
         return
     for prompt, found in zip(prompts, generator.generate(texts, arguments.tokens, options), strict=True):
         for continuation in found:
             if arguments.prompts is None:
-                print(continuation.text if answers else f"{prompt}{continuation.text}")
+                print_result(continuation.text if answers else f"{prompt}{continuation.text}")
             else:
-                print(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
+                print_result(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
 
 
 def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
@@ -124,7 +122,7 @@ def score_text(arguments: argparse.Namespace) -> None:
         "perplexity": score.perplexity,
         "bits_per_character": -score.log_prob / math.log(2) / len(text),
     }
-    print(json.dumps(figures))
+    print_result(json.dumps(figures))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -133,18 +131,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompt", metavar="TEXT", help="the text to continue or to answer (default: the model begins)")
     add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each text")
     add("--chat", action="store_true", help="a prompt is a question, put by the model's own template for chats")
-    add("--tokens", type=int, default=200, metavar="N", help="the most tokens to add (default: 200)")
-    add("--n-best", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
+    add("--tokens", type=COUNT, default=200, metavar="N", help="the most tokens to add (default: 200)")
+    add("--n-best", type=COUNT, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add(
         "--beams",
-        type=int,
+        type=FEW,
         metavar="K",
         help="search with this many beams in place of drawing; 1: greedy (for answers the default)",
     )
-    add("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
-    add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens alone (default: 0, all)")
-    add("--top-p", type=float, metavar="P", help="draw among the likeliest that together reach P (default: 1)")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same text (default: 0)")
+    add_drawing_options(parser)
     add_engine_options(parser)
 
 

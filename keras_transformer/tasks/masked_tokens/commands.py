@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from keras_transformer.commands import Command, add_batch_size, add_engine_options, standard_input
-from keras_transformer.decoding.search_options import require_whole
+from keras_transformer.commands import COUNT, Command, add_batch_size, add_engine_options, standard_input
+from keras_transformer.errors import print_result
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification.commands import EMBED, open_classifier
@@ -17,13 +17,12 @@ def fill(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.computations import Fills
     from keras_transformer.tasks.classification.pipeline import TASK, in_batches, require_masks
 
-    require_whole("--n-best", arguments.n_best, 1)
     require_masks(not config_of_kind(RunFolder(arguments.run), TASKS[TASK].kind).get("labels"))
-    classifier, lines = open_classifier(arguments, Fills(arguments.n_best)), standard_input()
+    lines, classifier = standard_input(), open_classifier(arguments, Fills(arguments.n_best))
     for some in in_batches(lines, arguments.batch_size):
         for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
             fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
-            print(json.dumps({"text": line, "fills": fills}, ensure_ascii=False), flush=True)
+            print_result(json.dumps({"text": line, "fills": fills}, ensure_ascii=False))
     lines.tell_of_invalid()
 
 
@@ -31,7 +30,7 @@ def add_fill_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `fill`."""
     add_batch_size(parser)
     add_engine_options(parser)
-    parser.add_argument("--n-best", type=int, default=5, metavar="N", help="pieces for each mask (default: 5)")
+    parser.add_argument("--n-best", type=COUNT, default=5, metavar="N", help="pieces for each mask (default: 5)")
 
 
 COMMANDS = {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command, add_batch_size, add_vector_options, standard_input, write_vectors
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.commands import COUNT, Command, add_batch_size, add_vector_options, standard_input, write_vectors
+from keras_transformer.errors import RequestError, load_tensorflow, print_result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,22 +45,22 @@ def log_in(path: str) -> Log:
 def show(found: list[Recommendation], **whose: str) -> None:
     """Prints one JSON object: whose history it was, if that is known, and the items with their probabilities."""
     items = {item: round(probability, 4) for item, probability in found}
-    print(json.dumps({**whose, "items": items}, ensure_ascii=False))
-    sys.stdout.flush()
+    print_result(json.dumps({**whose, "items": items}, ensure_ascii=False))
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
     """The vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
+    if arguments.items and arguments.log is not None:
+        raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
+    log = None if arguments.log is None else log_in(arguments.log)
     load_tensorflow()
     from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
 
-    if arguments.items and arguments.log is not None:
-        raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
     recommender = load_recommender(arguments.run)
     if arguments.items:
         return recommender.item_vectors()
-    if arguments.log is not None:
-        return recommender.embed(log_in(arguments.log).histories, arguments.batch_size)
+    if log is not None:
+        return recommender.embed(log.histories, arguments.batch_size)
     lines = standard_input()
     found = recommender.embed(map(history_of, lines), arguments.batch_size)
     lines.tell_of_invalid()
@@ -81,16 +80,16 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)
     found = {f"{name}@{k}": value for k in EVALUATED_AT for name, value in mean_figures(ranks, k).items()}
-    print(json.dumps({"users": len(histories), **found}))
+    print_result(json.dumps({"users": len(histories), **found}))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `recommend`."""
     add = parser.add_argument
     add("--log", metavar="FILE", help="a log of events, as for training; by default a history a line, items by tabs")
-    add("--count", type=int, default=10, metavar="N", help="items for each history (default: 10)")
+    add("--count", type=COUNT, default=10, metavar="N", help="items for each history (default: 10)")
     add("--only-new", action="store_true", help="leave out the items of the history itself")
-    add("--batch-size", type=int, default=64, metavar="N", help="histories at once (default: 64)")
+    add_batch_size(parser)
 
 
 def embed(arguments: argparse.Namespace) -> None:

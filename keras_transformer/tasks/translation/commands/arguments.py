@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from keras_transformer.commands import add_engine_options, add_provider_option
+from keras_transformer.commands import COUNT, FEW, add_engine_options, add_provider_option, number_from
 from keras_transformer.decoding.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
 from keras_transformer.errors import command_line
 
@@ -22,16 +22,24 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
     longest = "the most pieces of a source (default: the model's limit, mostly 512)"
     add = parser.add_argument
-    add("--n-best", type=int, metavar="N", help=best)
+    add("--n-best", type=COUNT, metavar="N", help=best)
     add("--scores", action="store_true", help="print `SCORE <tab> TEXT`")
     add("--alignments", action="store_true", help="print the alignment with the source in one more column")
     add("--prefix", metavar="FILE", help=prefix)
-    add("--max-source-length", type=int, metavar="N", help=longest)
+    add("--max-source-length", type=COUNT, metavar="N", help=longest)
     add("--sample", action="store_true", help="draw translations at random in place of the search")
-    add("--temperature", type=float, metavar="T", help="with --sample: divide the logits by T (default: 1.0)")
-    add("--top-k", type=int, metavar="K", help="with --sample: draw from the K likeliest pieces (default: 0, all)")
-    add("--top-p", type=float, metavar="P", help="with --sample: draw from the likeliest that reach P (default: 1.0)")
-    add("--seed", type=int, metavar="N", help="with --sample: the same seed draws the same (default: 0)")
+    add_drawing_options(parser, "with --sample: ")
+
+
+def add_drawing_options(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Adds the options of drawing at random; `when` begins their help."""
+    for name, bounds, metavar, help in (
+        ("temperature", (1e-6, 1_000_000, float), "T", "divide the logits by T (default: 1.0)"),
+        ("top-k", (0,), "K", "draw from the K likeliest pieces (default: 0, all)"),
+        ("top-p", (1e-6, 1, float), "P", "draw from the likeliest that together reach P (default: 1.0)"),
+        ("seed", (0, 2**63 - 1), "N", "the same seed draws the same (default: 0)"),
+    ):
+        parser.add_argument(f"--{name}", type=number_from(*bounds), metavar=metavar, help=f"{when}{help}")
 
 
 def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +105,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     longest = "the most pieces of a translation (default and maximum: the source's + 50)"
     add = parser.add_argument
     own = "default: the model's own, mostly"
-    add("--beams", type=int, metavar="K", help=f"hypotheses that the search follows; 1: greedy ({own} 4)")
-    add("--length-penalty", type=float, metavar="ALPHA", help=f"{penalty} ({own} 0.6)")
-    add("--max-length", type=int, metavar="N", help=longest)
-    add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once (default: 64)")
+    add("--beams", type=FEW, metavar="K", help=f"hypotheses that the search follows; 1: greedy ({own} 4)")
+    add("--length-penalty", type=number_from(-100, 100, float), metavar="ALPHA", help=f"{penalty} ({own} 0.6)")
+    add("--max-length", type=COUNT, metavar="N", help=longest)
+    add("--batch-size", type=COUNT, default=64, metavar="N", help="sentences translated at once (default: 64)")
     split = (
         "translate the sentences of a line apart and join them; split only lines that are too long for the model; or "
         "off: cut those. The score of a line is the sum (default: sentences; but with "
@@ -114,7 +122,7 @@ def add_translating_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose what translates, and between which languages."""
     add_engine_options(parser)
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)"
+        "--processes", type=FEW, default=1, metavar="N", help="that translate side by side (default: 1)"
     )
     add_language_options(parser)
 
@@ -147,4 +155,4 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--source", metavar="FILE", help="text, plain or .gz")
     add("--target", metavar="FILE", help="its translation or answer, line by line, plain or .gz")
-    add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")
+    add("--batch-size", type=COUNT, default=16, metavar="N", help="sentences scored at once (default: 16)")

@@ -14,7 +14,7 @@ import json
 from keras_transformer.bleu import checked_tokenizer
 from keras_transformer.commands import read_both
 from keras_transformer.decoding.processes import apart
-from keras_transformer.errors import RequestError, command_line, say
+from keras_transformer.errors import RequestError, command_line, print_result, say
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
@@ -50,7 +50,8 @@ def distill(arguments: argparse.Namespace) -> None:
         text.filter(arguments.source, valid)
     if student:
         train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
-        apart(tell, arguments)
+        for row in apart(figures, arguments):
+            print_result(json.dumps(row))
 
 
 def distilled_text(arguments: argparse.Namespace) -> DistilledText:
@@ -119,8 +120,8 @@ def translate_text(arguments: argparse.Namespace, text: DistilledText) -> None:
         text.translate(arguments.source, lambda lines: translator.stream(lines, options))
 
 
-def tell(arguments: argparse.Namespace) -> None:
-    """Prints a JSON object for the teachers and one for the student: figures on the student's validation text.
+def figures(arguments: argparse.Namespace) -> list[Config]:
+    """Figures of the teachers and figures of the student, on the student's validation text.
 
     The teachers read it without the tags that only the student has. The student's run does not name its languages, so
     the teachers' language chooses BLEU's tokenizer.
@@ -137,9 +138,10 @@ def tell(arguments: argparse.Namespace) -> None:
     sources = [[untagged(line, foreign) for line in lines.sources], lines.sources]
     tokenize = checked_tokenizer(None, teachers.target_language)
     say(f"teachers and student on {student.valid_source}:")
-    for one, row in zip(both, compared(translators, options, sources, lines.targets, tokenize), strict=True):
-        runs = [one.run, *one.others]
-        print(json.dumps({"runs": runs, "parameters": list(map(num_parameters, runs)), **row}), flush=True)
+    runs = [[one.run, *one.others] for one in both]
+    rows = compared(translators, options, sources, lines.targets, tokenize)
+    return [{"runs": some, "parameters": list(map(num_parameters, some)), **row}
+            for some, row in zip(runs, rows, strict=True)]  # fmt: skip
 
 
 def num_parameters(run: str) -> int | None:

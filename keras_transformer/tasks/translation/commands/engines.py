@@ -22,7 +22,7 @@ from keras_transformer.commands.graph_cache import (
 )
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes
-from keras_transformer.decoding.search_options import SearchOptions, require_whole
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
@@ -121,9 +121,6 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     Raises:
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
-    for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
-        if number is not None:
-            require_whole(flag, number, 1)
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     translator = translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))

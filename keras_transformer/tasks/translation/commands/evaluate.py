@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.bleu import checked_tokenizer, paired_quality
 from keras_transformer.commands import read_both
 from keras_transformer.decoding.pipelines import Score
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
@@ -33,10 +33,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         raise RequestError("expected --source and --reference, for a run that translates")
     options = search_options(arguments, own_search_of(arguments))
     lines = read_both(arguments.source, arguments.reference)
+    checked_tokenizer(arguments.tokenize, None)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
     warn_of_training_text(RunFolder(arguments.run), lines.sources, translator.source_tokenizer)
-    print(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
+    print_result(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
 def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokenizer) -> None:
@@ -67,7 +68,7 @@ def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]
     lines = read_both(arguments.source, arguments.target)
     scores = open_scorer()(lines.sources, lines.targets, arguments.batch_size)
     for one in scores:
-        print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
+        print_result(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
     total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
     say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
 
@@ -92,6 +93,7 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(arguments.runs) < 2:
         raise RequestError("expected two runs or more, to be compared with the first; received one")
     lines = read_both(arguments.source, arguments.reference)
+    checked_tokenizer(arguments.tokenize, None)
     of_each = [argparse.Namespace(**{**vars(arguments), "run": run}) for run in arguments.runs]
     asked = [search_options(one, own_search_of(one)) for one in of_each]
     translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
@@ -101,7 +103,7 @@ def compare(arguments: argparse.Namespace) -> None:
         warn_of_training_text(RunFolder(run), lines.sources, translator.source_tokenizer)
     sources = [lines.sources] * len(translators)
     for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
-        print(json.dumps({"run": run, **row}))
+        print_result(json.dumps({"run": run, **row}))
 
 
 def compared(

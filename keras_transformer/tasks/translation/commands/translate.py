@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands import TextLines, counted, read_both
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import RequestError, print_result, say
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
@@ -75,8 +75,7 @@ def translate(arguments: argparse.Namespace) -> None:
     translations = counted(translator.stream(source, options, prefixes), "lines")
     for number, hypotheses in enumerate(translations):
         lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
-        sys.stdout.buffer.write(lines.encode("utf-8"))
-        sys.stdout.buffer.flush()
+        print_result(lines, end="")
     source.tell_of_invalid()
 
 
