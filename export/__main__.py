@@ -11,8 +11,10 @@ from keras_transformer.commands import COUNT, FEW, Parser, number_from
 from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable
+from keras_transformer.folders import contents, found, locked
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 
+MEND = "choose another folder with --out"
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2", "huggingface")
 DEFAULT_FORMATS = FORMATS[:3]
 DEFAULT_PRECISIONS = ("float32",)
@@ -20,11 +22,8 @@ DESCRIPTION = (
     "Exports a trained run as SavedModel, ONNX and TFLite, and if you ask for CTranslate2 and Hugging Face's "
     "transformers too; certifies that each answers as the model does."
 )
-# The options that --verify does not take, with their defaults.
-EXPORT_ALONE = {
-    "format": DEFAULT_FORMATS, "precision": DEFAULT_PRECISIONS, "out": None, "overwrite": False, "beams": None,
-    "length_penalty": None, "max_length": None, "n_best": None,
-}  # fmt: skip
+# The options that --verify takes with a run, and with nothing else.
+TO_VERIFY_BY_RUN = {"sentences", "references", "source_language", "target_language"}
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
@@ -43,25 +42,30 @@ def run(arguments: argparse.Namespace) -> None:
     """Exports, or verifies an export that is there."""
     if arguments.verify is None and arguments.run is None:
         raise RequestError("expected a run folder to export, or --verify with an export folder; received neither")
-    folder = Path(arguments.out or Path("exported") / Path(arguments.run or "").resolve().name)
+    folder = found(arguments.out or Path("exported") / Path(arguments.run or "").resolve().name)
     if arguments.verify is None:
-        check_place(folder, arguments.overwrite)
+        with locked(folder, MEND):
+            check_place(folder, arguments.overwrite)
     else:
         check_verifies_alone(arguments)
     load_tensorflow()
     from . import exporting  # Keras and TensorFlow take seconds to import, and `--help` does not wait
 
     if arguments.verify is None:
-        exporting.export(arguments, folder)
+        exporting.export(arguments, folder, check_place)
     else:
         exporting.verify(arguments)
 
 
 def check_verifies_alone(arguments: argparse.Namespace) -> None:
-    """Raises RequestError if `--verify` was given an option of writing."""
-    for name, default in EXPORT_ALONE.items():
-        if getattr(arguments, name) is not default:
-            raise RequestError(f"--verify takes an export as it is, and no --{name.replace('_', '-')}: leave it out")
+    """Raises RequestError if `--verify` was given an option that it does not use."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    used = {"run", "verify", *(TO_VERIFY_BY_RUN if arguments.run else ())}
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in used and getattr(arguments, name) is not default:
+            mend = "give RUN too, whose model answers" if name in TO_VERIFY_BY_RUN else "leave it out"
+            raise RequestError(f"--verify takes an export as it is, and no --{name.replace('_', '-')}: {mend}")
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
@@ -69,8 +73,8 @@ def check_place(folder: Path, overwrite: bool) -> None:
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise RequestError(f"--out must name a folder of its own, which the export replaces; received: {folder}")
     for written in (folder, folder.resolve().parent):  # beside the old export, before the new one replaces it
-        check_writable(written, "choose another folder with --out")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        check_writable(written, MEND)
+    names = contents(folder)
     if strangers := sorted(names - NAMES):
         raise RequestError(f"{folder} holds {strangers[0]}, which is not part of an export: choose another --out")
     if names and not overwrite:
@@ -98,6 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help=precisions)
     add("--out", help="the export folder; exported/<the run's name> by default")
     add("--overwrite", action="store_true", help="replace an export that is there")
+    add("--force-publish", action="store_true", help="replace it even by one that does not hold")
     add("--beams", type=FEW, help="beam size; 1 is greedy search; the run's own by default, mostly 4")
     penalty = "alpha of ((5 + length) / 6)^alpha; the run's own by default, mostly 0.6"
     add("--length-penalty", type=number_from(-100, 100, float), help=penalty)

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.errors import RequestError
-from keras_transformer.files import write_folder_whole
+from keras_transformer.folders import whole_folder
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
@@ -215,11 +215,10 @@ def export_ctranslate2(
     """
     require_precision("ctranslate2", precision)
     path = Path(folder) / stem("ctranslate2", precision)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "model.bin").is_file():
         raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
     decoding = decoding or run.decoding()
-    with write_folder_whole(path) as aside:
+    with whole_folder(path) as aside:
         write_model(run, aside, precision)
         run.pipeline.save_vocabularies(aside)
         metadata = {**run.metadata(decoding, precision), "search": search_of(run, decoding)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say
-from keras_transformer.files import write_folder_whole
+from keras_transformer.folders import whole_folder
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
@@ -44,8 +45,18 @@ WRITERS = {"huggingface": "hub"}
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 
 
-def export(arguments: argparse.Namespace, folder: Path) -> None:
-    """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written."""
+def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[Path, bool], None]) -> None:
+    """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written.
+
+    Args:
+        arguments: the command's.
+        folder: where to write. Artefacts that do not hold go to a folder beside, unless the user forces them.
+        check_place: raises RequestError unless an export may be written to a folder, or an old one replaced.
+
+    Raises:
+        RequestError: the run, an option or the folder is wrong.
+        JobError: not every artefact holds.
+    """
     plan = planned(arguments.format, arguments.precision)
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     decoding = run.decoding(
@@ -56,20 +67,31 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
     )
     check_parts(run, plan)
     check_vocabulary(run, plan)
+    place = partial(whole_folder, folder, partial(check_place, folder, arguments.overwrite))
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
-        with write_folder_whole(folder) as aside:
+        with place() as aside:
             write_artefacts(run, aside, decoding, plan)
         say(f"wrote {folder}")
         return
     sentences, references = text_to_certify_on(arguments, run)
     check_text(sentences, references, arguments.precision if run.signature.has_references else [])
-    with write_folder_whole(folder) as aside:
+    with place() as aside:
         write_artefacts(run, aside, decoding, plan)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
         write_certificate(certificate, aside)
-    show((folder / "CERTIFICATE.md").read_text(encoding="utf-8"))
+        if not (certificate.holds or arguments.force_publish):
+            refused = folder.with_name(f"{folder.name}.refused")
+            with whole_folder(refused, partial(check_place, refused, True)) as kept:
+                aside.rename(kept)
+            tell(certificate, refused, f"; {folder} is as it was: --force-publish writes there all the same")
+    tell(certificate, folder)
+
+
+def tell(certificate: Certificate, folder: Path, mend: str = "") -> None:
+    """Prints a certificate, and where it was written. Raises JobError unless every artefact holds."""
+    show(markdown(certificate))
     say(f"wrote {folder}")
-    refuse_unless_it_holds(certificate, folder / "CERTIFICATE.md")
+    refuse_unless_it_holds(certificate, f"{folder / 'CERTIFICATE.md'}{mend}")
 
 
 def verify(arguments: argparse.Namespace) -> None:
@@ -77,8 +99,6 @@ def verify(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.verify)
     kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
     if arguments.run is None:
-        if arguments.sentences:
-            raise RequestError("--sentences needs the run, whose model answers them: give the run too")
         certificate = verified(folder)
     else:
         source, target = kept.languages
@@ -101,7 +121,7 @@ def show(certificate: str) -> None:
         print_result(certificate, end="")
 
 
-def refuse_unless_it_holds(certificate: Certificate, where: str | Path) -> None:
+def refuse_unless_it_holds(certificate: Certificate, where: str) -> None:
     """Raises JobError, which names where the reasons stand, unless every artefact holds."""
     if not certificate.holds:
         raise JobError(f"not every artefact answers as the model does: see {where}")

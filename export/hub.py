@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.errors import RequestError
-from keras_transformer.files import write_folder_whole
+from keras_transformer.folders import whole_folder
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.tensors import TensorFile, write_safetensors
 from keras_transformer.importing.weights import Imported, Layout, variable_at
@@ -69,10 +69,9 @@ def export_huggingface(
     require_precision(FORMAT, precision)
     require_form(run)
     path = Path(folder) / FORMAT
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "config.json").is_file():
         raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
-    with write_folder_whole(path) as aside:
+    with whole_folder(path) as aside:
         form, options, read = form_of(run.model, vocabulary_of(run))
         ids = with_own_start(run, form)
         layout = form.layout(TensorFile(aside, {}), read, ids)

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_transformer.decoding.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.files import write_folder_whole
+from keras_transformer.folders import whole_folder
 from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import UNKNOWN
@@ -48,12 +48,11 @@ def export_saved_model(
     signature = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
     module = _text_module(signature) if signature.text_stem else _ids_module(signature)
     path = Path(folder) / stem("saved_model", precision)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
         raise RequestError(
             f"expected no file at {path}, or a SavedModel to replace; received something else: remove it"
         )
-    with write_folder_whole(path) as aside:
+    with whole_folder(path) as aside:
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()

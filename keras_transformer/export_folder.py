@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_transformer.errors import RequestError, command_line
+from keras_transformer.folders import found
 
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
 LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
@@ -112,7 +113,7 @@ class ExportFolder:
     """A folder that `python -m export` wrote, as far as ONNX Runtime reads it."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+        self.path = found(path)
         self.onnx = self.path / ONNX
 
     def is_export(self) -> bool:

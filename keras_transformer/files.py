@@ -1,4 +1,4 @@
-"""Writes files and folders whole or not at all. It also checks the weights in a `.keras` archive from a stranger."""
+"""Writes files whole or not at all. It also checks the weights in a `.keras` archive from a stranger."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from keras_transformer.errors import RequestError, check_utf8
+from keras_transformer.folders import beside
 
 WEIGHTS = "model.weights.h5"
 # Space for HDF5's structures and the seeds of dropout layers, beside the weights.
@@ -30,8 +31,7 @@ def write_whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written. The error names `path`.
     """
-    aside = path.with_name(f".{os.getpid()}-{path.name}")  # the same suffix, because Keras and NumPy depend on it
-    aside.unlink(missing_ok=True)  # in an untrusted folder it may be a link to another file
+    aside = beside(path)  # of the same suffix, on which Keras and NumPy depend
     try:
         yield aside
         with aside.open("rb") as file:
@@ -60,25 +60,6 @@ def check_writable(path: Path, mend: str = "choose another folder") -> None:
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         problem = "no permission to write in" if above.is_dir() else "not a folder:"
         raise RequestError(f"{problem} {above}; {mend}")
-
-
-@contextlib.contextmanager
-def write_folder_whole(path: Path) -> Iterator[Path]:
-    """Yields an empty temporary folder beside `path`. On success it replaces `path`; on an error it is deleted."""
-    path = path.resolve()  # "." has no name, and a link must stay a link
-    aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        if path.exists():
-            path.rename(old)
-        aside.rename(path)
-    finally:
-        if old.exists() and not path.exists():  # stopped between the two renames
-            old.rename(path)
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def user_cache() -> Path:

@@ -15,24 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer import family, run_config
+from keras_transformer import family, folders, run_config
 from keras_transformer.errors import RequestError, command_line, warn
-from keras_transformer.files import (
-    DAMAGED,
-    check_writable,
-    checked_weights,
-    number_of_the_machine,
-    write_folder_whole,
-    write_whole,
-)
+from keras_transformer.files import DAMAGED, check_writable, checked_weights, number_of_the_machine, write_whole
 from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG
-from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
-from keras_transformer.run_config import FORMAT as FORMAT
-from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
-from keras_transformer.run_config import versions as versions
-from keras_transformer.run_config import writer as writer
+from keras_transformer.run_config import versions
 from keras_transformer.tasks import TASKS, task_named, task_of
 
 if TYPE_CHECKING:
@@ -45,7 +34,7 @@ class RunFolder:
     """The paths in a run's folder. Not all of them need exist."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+        self.path = folders.found(path)
         self.config = self.path / "config.json"
         self.model = self.path / "model.keras"
         self.checkpoints = self.path / "checkpoints"
@@ -64,21 +53,10 @@ class RunFolder:
         self.samples = self.path / "samples.txt"
         self.tensorboard = self.path / "tensorboard"
 
-    def parts(self) -> list[Path]:
-        """Every path that a run may have in its folder; whatever else lies there is not the run's."""
-        validation = [self.valid_source, self.valid_target, self.valid_text, self.valid_images]
-        records = [
-            *validation,
-            self.items,
-            self.cleaning,
-            self.cleaning_more,
-            self.metrics,
-            self.curves,
-            self.samples,
-            self.tensorboard,
-        ]
-        tokenizers = {self.joint_tokenizer, self.foreign_tokenizer, *self.tokenizers(True)}
-        return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
+    def parts(self) -> list[str]:
+        """The names of all that a run may have, config.json first. What else lies in its folder is not the run's."""
+        paths = {*vars(self).values(), *self.tokenizers(True)} - {self.path, self.config}
+        return [self.config.name, *sorted(path.name for path in paths)]
 
     def tokenizers(self, separate: bool) -> tuple[Path, Path]:
         """The paths of the source's and the target's tokenizer. They are equal unless the vocabularies are separate.
@@ -274,16 +252,25 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
 
 
 def write_run(
-    path: Path, task: str, model: FamilyModel, sections: Config, write_files: Callable[[RunFolder], None]
+    path: Path,
+    overwrite: bool,
+    task: str,
+    model: FamilyModel,
+    sections: Config,
+    write_files: Callable[[RunFolder], None],
 ) -> None:
     """Writes a run folder, whole or not at all.
 
     Args:
         path: the folder.
+        overwrite: whether to replace a run that is there.
         task: the task of the model, a key of `tasks.TASKS`.
         model: as `twin_of` makes it.
         sections: what config.json holds beside the sections that every run has.
         write_files: writes the other files into the folder.
+
+    Raises:
+        RequestError: see `check_place`.
     """
     config = model_config(model)
     corpus = {"name": path.resolve().name, **sections["corpus"]}
@@ -291,7 +278,7 @@ def write_run(
     settings = {} if task == usual else {"task": task}
     rest = {"settings": settings, "versions": versions(), "parameters": count_parameters(config)}
     rest |= {"license": model.license} if model.license else {}
-    with write_folder_whole(path) as aside:
+    with folders.whole_folder(path, lambda: _check_place(path, overwrite)) as aside:
         run = RunFolder(aside)
         write_config(run, {"model": config, **sections, "corpus": corpus, **rest})
         write_files(run)
@@ -301,24 +288,41 @@ def write_run(
 def check_place(path: Path, overwrite: bool) -> None:
     """Raises RequestError unless a run may be written there.
 
-    The folder is new or empty, or holds a run that may be replaced, and nothing else.
+    The folder is new or empty, or holds a run that may be replaced and nothing else. No other process writes there.
     """
-    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    if not is_free and not (overwrite and RunFolder(path).is_run()):
+    with folders.locked(folders.found(path)):
+        _check_place(path, overwrite)
+
+
+def _check_place(path: Path, overwrite: bool) -> None:
+    run = RunFolder(path)
+    if overwrite:
+        restore_replaced(run)
+    entries = folders.contents(path, run.parts())
+    is_free = not entries and (path.is_dir() or not path.exists())
+    if not is_free and not (overwrite and run.is_run()):
         raise RequestError(
             f"expected a new or empty folder, or a run and `overwrite=True` (--overwrite); {path} holds something"
         )
     if path.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise RequestError(f"expected a folder that can be replaced; received {path}, in which this process works")
-    parts = {part.name for part in RunFolder(path).parts()}
-    entries = [] if is_free else sorted(entry.name for entry in path.iterdir())
-    # A process that was killed while it wrote a part has left it under a name of its own.
-    if strangers := [name for name in entries if re.sub(r"^\.\w+-", "", name) not in parts]:
+    if strangers := sorted(entries - {*run.parts()}):
         raise RequestError(
             f"expected a run and nothing else; {path} holds {strangers[0]}: move it away, or choose another folder"
         )
     for written in (path, path.resolve().parent):  # beside the old run, before the new one replaces it
         check_writable(written)
+
+
+def restore_replaced(run: RunFolder) -> bool:
+    """Brings back the run that training set aside, unless a checkpoint has replaced it; returns whether it came back.
+
+    The caller has the folder's lock.
+    """
+    if (run.path / folders.REPLACED).is_dir() and run.has_checkpoint:
+        folders.drop_replaced(run.path)
+        return False
+    return folders.bring_back(run.path, run.parts())
 
 
 def twin_of(model: FamilyModel) -> FamilyModel:

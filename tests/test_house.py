@@ -44,7 +44,7 @@ keras_transformer.own_parts
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses
 keras_transformer.export_folder keras_transformer.tasks
-keras_transformer.lazy keras_transformer.logits
+keras_transformer.lazy keras_transformer.logits keras_transformer.folders
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version keras_transformer.machine
 """

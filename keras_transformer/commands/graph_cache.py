@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
+MOST_KEPT = 3  # folders of graphs of each kind; more, if they were used of late
+USED_OF_LATE = 600  # seconds; who began to use a graph before has opened it
 PROBE_LENGTHS = (2, 5, 9, 14)  # in random ids, without start and end
 TrainedRun = Any  # the class of the export's module `artefacts`, which is imported late
 
@@ -109,7 +114,11 @@ def graphs_for(
         refuse_what_graphs_have(arguments, reason or "leave out --engine keras")
         return None
     graphs = place()
-    return graphs if graphs.are_there() or was_built(arguments, runs, graphs, write) else None
+    if not (graphs.are_there() or was_built(arguments, runs, graphs, write)):
+        return None
+    with contextlib.suppress(OSError):  # another user's, or on a disk that is read alone
+        os.utime(graphs.main.parent)
+    return graphs
 
 
 def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
@@ -144,8 +153,8 @@ def refuse_what_graphs_have(arguments: argparse.Namespace, reason: str) -> None:
 def was_built(
     arguments: argparse.Namespace, runs: Sequence[str], graphs: Graphs, write: Callable[[TrainedRun, Graphs], None]
 ) -> bool:
-    """Builds graphs, and removes those of other weights or of another export; False if the model or the disk prevents
-    it, and Keras may answer in their place."""
+    """Builds graphs, and removes old ones; False if the model or the disk prevents it, and Keras may answer in their
+    place."""
     start_tensorflow(arguments.threads)
     artefacts = export_module("artefacts")
     trained = artefacts.open_run(*runs)
@@ -161,11 +170,17 @@ def was_built(
             raise JobError(f"cannot keep the run's graphs: {error}") from error
         warn(f"Keras answers, because the run's graphs cannot be kept: {error}")
         return False
-    kept = graphs.main.parent
-    for other in kept.parent.glob(f"{kept.name.partition('-')[0]}-*"):
-        if other != kept:
-            shutil.rmtree(other, ignore_errors=True)
+    remove_old(graphs.main.parent)
     return True
+
+
+def remove_old(kept: Path) -> None:
+    """Removes folders of graphs beside one that is kept, of the same kind: those that were not used for longest."""
+    others = kept.parent.glob(f"{kept.name.partition('-')[0]}-*")
+    with contextlib.suppress(FileNotFoundError):  # another process removes them too
+        for folder in sorted(others, key=os.path.getmtime)[:-MOST_KEPT]:
+            if os.path.getmtime(folder) < time.time() - USED_OF_LATE:  # noqa: PTH204
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_tensorflow(num_threads: int | None) -> None:

@@ -28,14 +28,13 @@ from typing import NamedTuple
 from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.folders import scratch_folder, unlock
 from keras_transformer.machine import num_cores
 from keras_transformer.text.tokenized import (
     SideWriter,
     TokenizedCorpus,
     chunks,
     join_side,
-    scratch_folder,
-    unlock,
     write_meta,
 )
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
@@ -177,7 +176,7 @@ class SampledEpochs:
         self._shares = shares(math.ceil(len(corpus) / PART_LINES))
         self._processes: dict[int, list[subprocess.Popen]] = {}
         self._corpora: dict[int, TokenizedCorpus] = {}
-        self._folder, lock = scratch_folder(corpus.folder, "sampled-")
+        self._folder, lock = scratch_folder(corpus.folder / "sampled")
         weakref.finalize(self, _clear, self._folder, lock, self._processes)
 
     def corpus(self, epoch: int) -> TokenizedCorpus:
@@ -297,7 +296,7 @@ def _clear(folder: Path, lock: int | None, processes: dict[int, list[subprocess.
         process.kill()
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)
-    unlock(lock)
+    unlock(folder, lock)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, compress, islice
@@ -15,14 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import NO_WINDOWS, RequestError
+from keras_transformer.errors import RequestError
+from keras_transformer.folders import whole_folder
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    raise RequestError(NO_WINDOWS) from None
 
 Item = TypeVar("Item")
 FirstIds = tuple[Sequence[int], Sequence[int]]  # with which each source and each target begins
@@ -110,7 +104,7 @@ class TokenizedCorpus:
             RequestError: no pair is left.
         """
         report, most = CleaningReport(), (max_source_length or max_length, max_length)
-        with _whole_folder(Path(folder)) as partial:
+        with whole_folder(Path(folder)) as partial:
             with (
                 SideWriter(partial, "source", source_tokenizer, keep_text, first_ids[0]) as source,
                 SideWriter(partial, "target", target_tokenizer, keep_text, first_ids[1]) as target,
@@ -295,57 +289,3 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
-
-
-@contextlib.contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yields a folder to write in. It takes the place of `folder` on success and is removed on failure."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, lock = scratch_folder(folder.parent, f".{folder.name}-")
-    old = partial.with_suffix(".old")
-    try:
-        yield partial
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(old)
-        partial.rename(folder)
-    finally:
-        for scratch in (partial, old):
-            shutil.rmtree(scratch, ignore_errors=True)
-        unlock(lock)
-
-
-def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """A new folder `parent/prefix…`, and a lock on it that shows that its process is alive.
-
-    Removes the folders of processes that were killed: they could not tidy up, but the system dropped their locks.
-    """
-    guard = _lock(parent, fcntl.LOCK_EX)
-    for folder in parent.glob(f"{prefix}*"):
-        if (abandoned := _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            unlock(abandoned)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = _lock(folder, fcntl.LOCK_EX)
-    unlock(guard)
-    return folder, lock
-
-
-def _lock(folder: Path, operation: int) -> int | None:
-    """A descriptor that holds the lock; None if another process holds it, or has just renamed or removed the folder, or
-    the file system has no locks."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, operation)
-        return descriptor
-    except OSError:
-        os.close(descriptor)
-        return None
-
-
-def unlock(lock: int | None) -> None:
-    """Releases a lock of `scratch_folder`."""
-    if lock is not None:
-        os.close(lock)

@@ -19,6 +19,7 @@ from keras_transformer.options import Config, Option
 from keras_transformer.options import flag_of as flag_of
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 
+MEND = "choose another folder with --out"
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
 DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # in which the help shows the flags
 # The arguments of models that the data tells, or the run that another begins with.
@@ -219,6 +220,18 @@ class Settings:
                 "--hours times the first steps, in which --xla compiles each of many shapes: give --steps, or leave "
                 "out --xla"
             )
+
+    def check_apart(self) -> None:
+        """Raises RequestError if something that the run reads lies in the folder that it writes."""
+        folder = self.folder.resolve()
+        for setting in fields(self):
+            reads, given = setting.metadata["reads"], getattr(self, setting.name)
+            if reads and given and Path(given).resolve().is_relative_to(folder):
+                place = f"{flag_of(setting.name)} must not lie in the folder of the new run, {self.folder}"
+                raise RequestError(f"{place}; received: {given}; {MEND}")
+            if reads == "folder" and given and folder.is_relative_to(Path(given).resolve()):  # later it would be read
+                place = f"the new run must not lie in {flag_of(setting.name)}, {given}"
+                raise RequestError(f"{place}; received: {self.folder}; {MEND}")
 
 
 def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsClass], SettingsClass]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_transformer import folders
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import make_model
@@ -31,7 +32,6 @@ from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.timing import tell_time
-from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -325,7 +325,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     twin = make_model(run.config["model"])
 
     def then() -> None:
-        drop_replaced(run.folder)
+        folders.drop_replaced(run.folder.path)
         write_so_far(run, twin, model, progress)
 
     save = c.Save(checkpoints, progress, then)

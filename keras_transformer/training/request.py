@@ -11,17 +11,20 @@ import keras
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.files import check_writable
+from keras_transformer.folders import contents, leftovers, locked, remove_parts
 from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
+from keras_transformer.run_config import versions, writer
+from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, restore_replaced
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import TOLD_BY_DATA, Settings, TextSettings, flag_of, own_data
+from keras_transformer.training.common_settings import MEND, TOLD_BY_DATA, Settings, TextSettings, flag_of, own_data
 from keras_transformer.training.resolution import (
     describe_inheritance,
     model_arguments,
@@ -33,7 +36,6 @@ from keras_transformer.training.resolution import (
     warn_of_settings_that_cannot_pay,
 )
 from keras_transformer.training.task import Run
-from keras_transformer.training.workspace import begun_folder, free_folder
 
 LEAST_STEPS_FOR_XLA = 10_000
 USUAL_SHAPES = 8  # that hold all batches of parallel text under XLA
@@ -67,7 +69,12 @@ def _new_run(given: Config) -> Run:
     given, settings, corpus = settings_and_corpus(given, parent, _corpus)
     is_chief = _check_devices(settings)
     settings = with_xla_decided(settings, devices.has_gpu(settings.devices))
-    folder = free_folder(settings, is_chief)
+    settings.check_apart()
+    if settings.init_from:
+        check_model(RunFolder(settings.init_from))
+    folder = settled_folder(settings.folder, is_chief, overwrite=settings.overwrite)
+    if is_chief:
+        check_writable(folder.path, MEND)
     _check_vocabulary_files(settings)
     if is_chief:
         _tell(given, corpus, settings)
@@ -100,6 +107,41 @@ def with_xla_decided(settings: Settings, on_gpu: bool) -> Settings:
     return replace(settings, **decided)
 
 
+def settled_folder(path: Path, is_chief: bool, is_resumed: bool = False, overwrite: bool = False) -> RunFolder:
+    """The folder of a run that begins or goes on. A run that a killed process had set aside there comes back, and what
+    it has left of files goes.
+
+    Raises:
+        RequestError: see `check_folder`; or another process writes in the folder.
+    """
+    folder = RunFolder(path)
+    if is_chief:
+        with locked(folder.path, MEND):
+            remove_parts(folder.path, leftovers(folder.path, folder.parts()))
+            if overwrite or not folder.is_run():
+                restore_replaced(folder)
+    # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
+    check_folder(folder, is_resumed, overwrite)
+    return folder
+
+
+def check_folder(folder: RunFolder, is_resumed: bool, overwrite: bool) -> None:
+    """Raises RequestError unless a run may go on or begin in the folder, as far as what lies there tells."""
+    path = folder.path
+    if is_resumed and not folder.is_run():
+        raise RequestError(
+            f"--resume: there is no run in {str(path)!r}: check --out, or leave out --resume to begin one"
+        )
+    if folder.is_run() and not (is_resumed or overwrite):
+        raise RequestError(
+            f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out"
+        )
+    if folder.is_run():
+        read_config(folder)  # --overwrite removes runs alone, and other programs write a config.json too.
+    elif contents(path, folder.parts()):
+        raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
+
+
 def _check_vocabulary_files(settings: Settings) -> None:
     if isinstance(settings, TextSettings):
         if settings.word_vectors:
@@ -108,7 +150,7 @@ def _check_vocabulary_files(settings: Settings) -> None:
 
 
 def _resumed_run(given: Config) -> Run | None:
-    folder = begun_folder(_folder_to_resume(given), devices.worker_index() == 0)
+    folder = settled_folder(_folder_to_resume(given), devices.worker_index() == 0, is_resumed=True)
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
     if is_finished(config, settings.steps) and _has_model(folder):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import load_tensorflow
+from keras_transformer import folders
+from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.options import Config
 
 load_tensorflow()
 
+from keras_transformer.run_folder import restore_replaced, write_config
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import flag_of
+from keras_transformer.training.common_settings import MEND, flag_of
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.preparation import clean
-from keras_transformer.training.request import open_run
+from keras_transformer.training.request import check_folder, open_run
 from keras_transformer.training.task import Run
-from keras_transformer.training.workspace import begun
 
 if TYPE_CHECKING:
     from keras_transformer.training.devices import Strategy
@@ -53,6 +58,52 @@ def shared_facts(run: Run) -> Config:
     own |= {"data_dir", "devices", "threads"}
     settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
     return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
+
+
+@contextlib.contextmanager
+def begun(run: Run) -> Iterator[Path]:
+    """Makes and locks the run folder, and yields the folder for this worker's tokenised text.
+
+    A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
+    the old one comes back. A new run that is refused within (a RequestError) before its first checkpoint leaves nothing
+    behind, and so does one of which --hours has not yet set the steps.
+
+    Raises:
+        RequestError: another process writes in the folder, or a run has appeared there since the run was asked for. Of
+            several workers the chief alone looks.
+    """
+    if not run.is_chief:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    path = run.folder.path
+    existed = path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        with folders.locked(path, MEND):
+            check_folder(run.folder, run.is_resumed, run.settings.overwrite)
+            with _undone(run):
+                if run.folder.is_run() and not run.is_resumed:
+                    folders.set_aside(path, run.folder.parts())
+                write_config(run.folder, run.config)
+                yield run.folder.cache
+    finally:
+        if not existed:
+            with contextlib.suppress(OSError):  # it holds the run, or somebody else's file
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def _undone(run: Run) -> Iterator[None]:
+    """On an error before a new run's first checkpoint the run that it replaces comes back; what is refused goes."""
+    try:
+        yield
+    except BaseException as error:
+        is_refused = isinstance(error, RequestError) or run.settings.hours is not None
+        is_new = not (run.is_resumed or restore_replaced(run.folder) or run.folder.has_checkpoint)
+        if is_new and is_refused:
+            folders.remove_parts(run.folder.path, run.folder.parts())
+        raise
 
 
 def _train(run: Run, strategy: Strategy) -> None:

@@ -203,6 +203,39 @@ def test_a_wrong_request_builds_nothing(ask, monkeypatch):
         assert (status, out) == (2, "") and message in err, words
 
 
+def test_the_graphs_that_were_used_last_are_kept(tmp_path, monkeypatch):
+    """Two ensembles in turn are built once each; of many the oldest go, but none that another process may just open."""
+    fake = SimpleNamespace(open_run=lambda *_: None, Unwritable=RuntimeError)
+    monkeypatch.setattr(graph_cache, "export_module", lambda _: fake)
+    monkeypatch.setattr(graph_cache, "reasons_for_keras", lambda _: iter(()))
+    arguments: Any = SimpleNamespace(engine="auto", threads=None)
+    built: list[str] = []
+
+    def ask(name: str, minutes: float) -> None:
+        graphs = Graphs(None, None, tmp_path / name / "step.onnx")
+
+        def write(_: Any, graphs: Graphs) -> None:
+            built.append(name)
+            for path in (graphs.step, graphs.probes):
+                path.touch()
+
+        assert graph_cache.graphs_for(arguments, [], iter(()), lambda: graphs, write) == graphs
+        for path in tmp_path.iterdir():
+            os.utime(path, times=(0, path.stat().st_mtime - 60 * minutes))
+
+    for name in ("ensemble-b", "onnx-a", "ensemble-c", "ensemble-b"):
+        ask(name, 60)
+    assert built == ["ensemble-b", "onnx-a", "ensemble-c"]
+    for name in "defgh":
+        ask(f"ensemble-{name}", 1.9)
+    assert {path.name for path in tmp_path.iterdir()} == {"onnx-a", *(f"ensemble-{name}" for name in "defgh")}
+    ask("ensemble-i", 60)
+    ask("ensemble-e", 0)
+    assert {path.name[-1] for path in tmp_path.iterdir()} == {"a", "e", *"dfgh", "i"} and built[-1] == "i"
+    ask("ensemble-j", 0)
+    assert {path.name for path in tmp_path.iterdir()} == {"onnx-a", *(f"ensemble-{name}" for name in "eij")}
+
+
 def test_a_stream_reads_no_token_twice(runs, ask, monkeypatch):
     """It is what Keras gives, beyond the context too; a text that begins otherwise is read again, in one run."""
     ask("prose", "generate", ["--tokens", 1])

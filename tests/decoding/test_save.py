@@ -1,5 +1,6 @@
 """`Translator.save`: a model made and fitted in Python becomes a run; nothing that is not a run is replaced."""
 
+import itertools
 import json
 import shutil
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import keras_transformer
 import train
+from keras_transformer import folders
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
@@ -19,6 +21,7 @@ from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.resolution import learning_rate
 from keras_transformer.training.run import compiled_model, open_run
+from tests.killed import killed_after
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines
 
@@ -129,9 +132,39 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, translator, tmp
         translator.save(run.path, overwrite=True)
     assert have_same_weights(fitted.model, keras_transformer.load(run.path).model) and run.checkpoints.is_dir()
     (run.path / "letter").unlink()
+    (run.path / folders.REPLACED).mkdir()  # of a training that was killed
+    (run.path / "config.json").rename(run.path / folders.REPLACED / "config.json")
+    with folders.locked(run.path), pytest.raises(RequestError, match=f"^{run.path} is being written by process .* on "):
+        translator.save(run.path, overwrite=True)
     translator.save(run.path, overwrite=True)
     assert names_in(run.path) == OWN and names_in(tmp_path) == {"run"}
     assert have_same_weights(translator.model, keras_transformer.load(run.path).model)
+
+
+def test_a_run_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(
+    translator, built_run, tmp_path, monkeypatch
+):
+    """Whichever step was its last; imports write in the same way. And one that appears meanwhile is refused."""
+    run, old = RunFolder(tmp_path / "runs" / "run"), names_in(built_run)
+    monkeypatch.setattr("keras_transformer.run_folder.save_model", lambda run, _: run.model.touch())
+    for steps in itertools.count():
+        shutil.rmtree(run.path.parent, ignore_errors=True)
+        shutil.copytree(built_run, run.path)
+        is_killed = True
+        with killed_after(steps):
+            translator.save(run.path, overwrite=True)
+            is_killed = False
+        assert names_in(RunFolder(run.path).path) in (old, OWN)
+        translator.save(run.path, overwrite=True)
+        assert names_in(run.path) == OWN and names_in(run.path.parent) == {"run"}
+        if not is_killed:
+            break
+    assert steps > 10
+    other = tmp_path / "other"
+    monkeypatch.setattr("keras_transformer.run_folder.save_model", lambda *_: shutil.copytree(built_run, other))
+    with pytest.raises(RequestError, match="^expected a new or empty folder, or a run and `overwrite=True`"):
+        translator.save(other)
+    assert names_in(other) == old and names_in(tmp_path) == {"runs", "other"}
 
 
 def test_what_may_not_be_replaced_is_left_alone(translator, built_run, tmp_path, monkeypatch):

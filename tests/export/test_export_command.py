@@ -1,7 +1,10 @@
 """The command: what it writes, what it refuses; it loses nothing and leaves nothing half-written."""
 
+import argparse
 import errno
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +19,12 @@ from export import certificate, tflite
 from export.__main__ import main
 from export.artefacts import open_run
 from export.exporting import planned
+from keras_transformer import folders
 from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import ExportFolder
 from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
+from tests.killed import killed_after
 
 NOTHING = certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
 
@@ -81,10 +87,63 @@ def test_an_export_is_replaced_only_when_asked_and_by_a_whole_one(quick, stored_
         assert message in capsys.readouterr().err
         assert files_in(out) == before and (out / "tflite" / "float32.tflite").read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with folders.locked(out):
+        assert quick(stored_run, "--out", out, "--overwrite") == 2
+    assert f"{out} is being written by process {os.getpid()} on " in capsys.readouterr().err
+
+
+def test_an_export_that_does_not_hold_is_written_beside_unless_it_is_forced(
+    quick, stored_run, tmp_path, capsys, monkeypatch
+):
+    out, refused = tmp_path / "out", tmp_path / "out.refused"
+    assert quick(stored_run, "--out", out) == 0
+    (out / "tflite" / "float32.tflite").write_text("old")
+    before = files_in(out)
     monkeypatch.setattr(certificate.Certificate, "holds", property(lambda self: False))
-    assert quick(stored_run, "--out", out, "--overwrite") == 1
-    assert "not every artefact answers as the model does" in capsys.readouterr().err
-    assert (out / "tflite" / "float32.tflite").read_text() == "translator" and (out / "CERTIFICATE.md").is_file()
+    for _ in range(2):  # the second is refused in the place of the first
+        assert quick(stored_run, "--out", out, "--overwrite") == 1
+        told, error = capsys.readouterr()
+        assert "Not every artefact holds" in told
+        assert f"see {refused}/CERTIFICATE.md; {out} is as it was: --force-publish writes there all the same" in error
+        assert files_in(out) == files_in(refused) == before and sorted(tmp_path.iterdir()) == [out, refused]
+        assert [(folder / "tflite/float32.tflite").read_text() for folder in (out, refused)] == ["old", "translator"]
+    assert quick(stored_run, "--out", out, "--overwrite", "--force-publish") == 1
+    assert (out / "tflite" / "float32.tflite").read_text() == "translator" and "see {out}/CERT" not in error
+
+
+def test_an_export_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(
+    quick, stored_run, tmp_path, monkeypatch
+):
+    run, out = open_run(stored_run), tmp_path / "exported" / "out"
+    monkeypatch.setattr("export.exporting.open_run", lambda _: run)
+    assert quick(stored_run, "--out", out) == 0
+    (out / "tflite" / "float32.tflite").write_text("old")
+    shutil.copytree(out, tmp_path / "saved")
+    for steps in itertools.count():
+        status = None
+        with killed_after(steps):
+            status = quick(stored_run, "--out", out, "--overwrite")
+        text = (ExportFolder(out).path / "tflite" / "float32.tflite").read_text()
+        assert files_in(out) == files_in(tmp_path / "saved") and text == ("translator" if status == 0 else text)
+        if text == "translator":
+            break
+    assert steps > 10 and text == "translator" and status is None
+    assert quick(stored_run, "--out", out, "--overwrite") == 0
+    assert files_in(tmp_path / "exported") == {f"out/{name}" for name in files_in(tmp_path / "saved")}
+
+
+def test_verify_uses_an_option_or_refuses_it(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+    for action in parser._actions[2:]:  # the first are --help and the run
+        if (flag := action.option_strings[0]) == "--verify":
+            continue
+        given = [flag, *([] if action.nargs == 0 else [str((action.choices or [1])[0])])]
+        for run in ([], [str(tmp_path)]):
+            assert main([*run, "--verify", str(tmp_path), *given]) == 2
+            error, is_used = capsys.readouterr().err, run and action.dest in command.TO_VERIFY_BY_RUN
+            assert (f"--verify takes an export as it is, and no {flag}: " in error) != bool(is_used)
+            assert is_used or ("give RUN too" in error) == (action.dest in command.TO_VERIFY_BY_RUN)
 
 
 def test_an_export_may_be_replaced_and_the_users_files_are_not_touched(

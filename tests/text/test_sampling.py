@@ -113,14 +113,14 @@ def test_epochs_come_and_go_and_another_seed_has_others(corpus) -> None:
     mine, theirs = (one.corpus(0).target_lengths for one in (sampled, other))
     assert mine.sum() > corpus.target_lengths.sum() and not np.array_equal(mine, theirs)
     del other
-    (folder,) = corpus.folder.glob("sampled-*")
+    (folder,) = corpus.folder.glob("*-sampled")
     for epoch in (0, 1):
         drawn = sampled.corpus(epoch)
-        assert sorted(path.name for path in folder.iterdir()) == [f"epoch-{epoch}", f"epoch-{epoch + 1}"]
+        assert sorted(path.name for path in folder.glob("epoch-*")) == [f"epoch-{epoch}", f"epoch-{epoch + 1}"]
     del sampled
     assert len(drawn) == len(corpus)
     assert drawn.labels(np.arange(100), 100, 300).any()  # mapped, though its file is gone
-    assert not list(corpus.folder.glob("sampled-*"))
+    assert not list(corpus.folder.glob("*-sampled"))
 
 
 def test_however_many_processes_draw_an_epoch_is_the_same(corpus, monkeypatch) -> None:
@@ -171,9 +171,9 @@ def test_what_cannot_be_sampled_is_told(corpus, pairs, unigram, tmp_path, capfd)
 
 def test_what_a_killed_run_left_does_no_harm(corpus, run_program) -> None:
     assert run_program("killed_while_sampling", corpus.folder).returncode == -9
-    (abandoned,) = corpus.folder.glob("sampled-*")
+    (abandoned,) = corpus.folder.glob("*-sampled")
     sampled = SampledEpochs(corpus, 0.1, seed=1)
     assert not abandoned.exists()
     assert len(sampled.corpus(0)) == len(corpus)
     SampledEpochs(corpus, 0.1, seed=1)  # One that lives is left alone.
-    assert len(sampled.corpus(0)) == len(corpus) and len(list(corpus.folder.glob("sampled-*"))) == 1
+    assert len(sampled.corpus(0)) == len(corpus) and len(list(corpus.folder.glob("*-sampled"))) == 1

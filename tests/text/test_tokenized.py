@@ -67,8 +67,8 @@ def test_a_cache_is_whole_or_not_there(pairs, unigram, tmp_path) -> None:
             build(breaking())
         assert [path.name for path in tmp_path.iterdir()] == left
         assert build(pairs[:20]) == len(TokenizedCorpus.open(tmp_path / "tokens")) == 20
-    (tmp_path / ".tokens-dead").mkdir()  # as a killed build leaves it
-    (tmp_path / ".tokens-dead" / "source.ids").write_bytes(b"half")
+    (tmp_path / ".00000000-tokens").mkdir()  # as a killed build leaves it
+    (tmp_path / ".00000000-tokens" / "source.ids").write_bytes(b"half")
     assert build(while_another_builds()) == 40
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 

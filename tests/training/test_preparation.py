@@ -76,7 +76,7 @@ def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_a
     assert report["examples"][script][0] == {"line": 241, "source": "ж", "target": "ж", "like": None}
     for told in (f"files: --clean keeps {report['kept']} of 250 pairs\n", f"{script}       line 241: ж ||| ж\n"):
         assert told in made.said
-    assert cleaning in made.run.folder.parts(), "--overwrite removes it with the run"
+    assert cleaning.name in made.run.folder.parts(), "--overwrite removes it with the run"
     cleaning.unlink()
     again = begun(folder, "--resume --out run", with_model=False)
     assert not cleaning.exists(), "the tokenised text is there: nothing is read again"
@@ -112,7 +112,7 @@ def test_further_pairs_are_cleaned_too_and_a_run_goes_on_with_them_and_no_others
     report, own = report_in(made.run.folder.cleaning_more), report_in(made.run.folder.cleaning)
     assert report["pairs"] == len(MORE) and 200 < own["pairs"] < 240
     assert len(made.data.plan.corpus) == 2 * own["kept"] + report["kept"]
-    assert made.run.folder.cleaning_more in made.run.folder.parts(), "--overwrite removes it with the run"
+    assert made.run.folder.cleaning_more.name in made.run.folder.parts(), "--overwrite removes it with the run"
     again = begun(folder, "--resume --out run", with_model=False)
     assert len(again.data.plan.corpus) == len(made.data.plan.corpus)
     assert again.data.tokenizers.source.model == made.data.tokenizers.source.model

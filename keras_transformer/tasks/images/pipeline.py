@@ -55,7 +55,7 @@ def write_recognizer(
         if images is not None:
             np.savez_compressed(run.valid_images, images=images)
 
-    write_run(path, "images", twin_of(model), {"labels": labels, "corpus": {}}, write_images)
+    write_run(path, overwrite, "images", twin_of(model), {"labels": labels, "corpus": {}}, write_images)
 
 
 class Recognizer(Pipeline):

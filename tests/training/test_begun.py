@@ -1,30 +1,26 @@
 """One process trains in a run folder, and what --overwrite replaces is there until the new run has a checkpoint."""
 
 import contextlib
-import errno
-import fcntl
+import itertools
 import json
 import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from keras_transformer import folders
 from keras_transformer.errors import RequestError, Stopped
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.translation.settings import Settings
-from keras_transformer.training import workspace
-from keras_transformer.training.request import open_run
+from keras_transformer.training.request import open_run, settled_folder
+from keras_transformer.training.run import begun
+from tests.killed import Killed, killed_after
 from tests.tiny_corpus import write_corpus
 
-
-class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
-
-
+CHECKPOINT = [f"checkpoints/00000001.{part}.npz" for part in ("weights", "state")]
 OLD = ("checkpoints/old", "cache/old", "tensorboard/old", "metrics.csv", "samples.txt", "validation.source", "letter")
 
 
@@ -43,7 +39,8 @@ def text(tmp_path) -> dict[str, str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != folders.LOCK)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def new_run(folder: RunFolder, **given: Any) -> Any:
@@ -62,14 +59,14 @@ def write_parts(folder: RunFolder, *more: str) -> None:
 @pytest.mark.parametrize("error", [Stopped(15, "no"), KeyboardInterrupt(), OSError(28, "full")], ids=repr)
 def test_a_new_run_that_fails_leaves_the_old_one_until_its_first_checkpoint_takes_its_place(folder, error):
     before = contents(folder.path)
-    with pytest.raises(type(error)), workspace.begun(new_run(folder)):
+    with pytest.raises(type(error)), begun(new_run(folder)):
         assert (folder.path / "letter").exists() and not folder.model.exists()
         write_parts(folder)
         raise error
     assert contents(folder.path) == before
-    with pytest.raises(type(error)), workspace.begun(new_run(folder)):
-        write_parts(folder, *(f"checkpoints/00000001.{part}.npz" for part in ("weights", "state")))
-        workspace.drop_replaced(folder)
+    with pytest.raises(type(error)), begun(new_run(folder)):
+        write_parts(folder, *CHECKPOINT)
+        folders.drop_replaced(folder.path)
         raise error
     assert json.loads(folder.config.read_text())["settings"] == {"seed": 2}
     left = {path.name for path in folder.path.iterdir()}
@@ -77,32 +74,37 @@ def test_a_new_run_that_fails_leaves_the_old_one_until_its_first_checkpoint_take
     assert len(list(folder.checkpoints.iterdir())) == 2
 
 
-@pytest.mark.parametrize("num_renames", range(0, 14, 3))
-def test_a_run_that_is_replaced_when_the_process_is_killed_comes_back(folder, monkeypatch, text, num_renames):
-    before, rename = contents(folder.path), Path.rename
-    left = [num_renames]
-
-    def killed(path, target):
-        if left[0] == 0:
+def test_a_run_that_is_replaced_when_the_process_is_killed_comes_back_until_there_is_a_checkpoint(
+    folder, tmp_path, text
+):
+    """Whichever step was its last; and if it is killed again on the way back."""
+    before, saved = contents(folder.path), shutil.copytree(folder.path, tmp_path / "saved")
+    new = {"letter", "config.json", "metrics.csv", "cache/new", *CHECKPOINT}
+    for steps in itertools.count():
+        shutil.rmtree(folder.path)
+        shutil.copytree(saved, folder.path)
+        is_killed = True
+        with killed_after(steps), begun(new_run(folder)):
+            write_parts(folder, *CHECKPOINT)
+            folders.drop_replaced(folder.path)
+            is_killed = False
             raise Killed
-        left[0] -= 1
-        return rename(path, target)
+        with killed_after(steps // 2):
+            settled_folder(folder.path, True, overwrite=True)
+        with pytest.raises(RequestError, match="holds a run already"):
+            open_run({**text, "out": str(folder.path)})
+        assert open_run({**text, "out": str(folder.path), "overwrite": True}) is not None, "the next --overwrite"
+        found = contents(folder.path)
+        assert (found.keys() == new) if folder.has_checkpoint else (found == before), f"{steps}: {[*found]}"
+        if not is_killed:
+            break
+    assert folder.has_checkpoint and steps > 20
 
-    with monkeypatch.context() as patch:
-        patch.setattr(workspace, "_undo", lambda *_, **__: None)
-        patch.setattr(Path, "rename", killed)
-        with pytest.raises(Killed), workspace.begun(new_run(folder)):
-            write_parts(folder)
-            raise Killed
-    assert contents(folder.path) != before or num_renames == 0
-    left[0] = num_renames // 2
-    with monkeypatch.context() as patch, pytest.raises(Killed):  # and killed again on the way back
-        patch.setattr(Path, "rename", killed)
-        workspace.restore_replaced(folder)
-        raise Killed
-    with pytest.raises(RequestError, match="holds a run already"):
-        open_run({**text, "out": str(folder.path)})
-    assert open_run({**text, "out": str(folder.path), "overwrite": True}) is not None, "the next --overwrite"
+
+def test_a_run_that_appears_before_the_lock_is_refused_and_left_alone(folder):
+    before = contents(folder.path)
+    with pytest.raises(RequestError, match="holds a run already: "), begun(new_run(folder, overwrite=False)):
+        pass
     assert contents(folder.path) == before
 
 
@@ -112,13 +114,14 @@ CLUSTER = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "in
 def test_a_run_that_another_process_trains_is_neither_resumed_nor_replaced(folder, monkeypatch, text):
     """A lock is of an open folder, so this process keeps itself out as it does others."""
     given, before = {**text, "out": str(folder.path), "overwrite": True}, contents(folder.path)
-    process = f"process {os.getpid()}" if Path("/proc/locks").exists() else "another process"
-    message = f"is being trained by {process}: wait for its end, stop it, or choose another --out$"
-    with workspace.locked(folder.path):
+    message = (
+        f"is being written by process {os.getpid()} on .*: wait for its end, stop it, or choose another folder with"
+    )
+    with folders.locked(folder.path):
         for ask in (
             lambda: open_run({"resume": True, "out": str(folder.path)}),
             lambda: open_run(given),
-            lambda: contextlib.ExitStack().enter_context(workspace.begun(new_run(folder))),
+            lambda: contextlib.ExitStack().enter_context(begun(new_run(folder))),
         ):
             with pytest.raises(RequestError, match=message):
                 ask()
@@ -127,12 +130,6 @@ def test_a_run_that_another_process_trains_is_neither_resumed_nor_replaced(folde
         assert open_run(given) is not None, "the chief has the lock"
         monkeypatch.delenv("TF_CONFIG")
     assert open_run(given) is not None
-
-
-def test_a_file_system_without_locks_is_trained_on(folder, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
-    with pytest.raises(OSError, match=r"^mine$"), workspace.locked(folder.path):
-        raise OSError("mine")
 
 
 def test_a_worker_refuses_what_the_chief_does(built_run, tmp_path, monkeypatch, text):
@@ -148,7 +145,7 @@ def test_a_worker_refuses_what_the_chief_does(built_run, tmp_path, monkeypatch, 
 def test_a_refused_run_leaves_what_others_put_into_its_folder(tmp_path):
     for name, more in {"alone": (), "shared": ("letter",)}.items():
         folder = RunFolder(tmp_path / name)
-        with pytest.raises(RequestError), workspace.begun(new_run(folder, overwrite=False)):
+        with pytest.raises(RequestError), begun(new_run(folder, overwrite=False)):
             write_parts(folder, *more)
             raise RequestError("no")
     assert [path.name for path in tmp_path.rglob("*")] == ["shared", "letter"]
@@ -171,9 +168,10 @@ def test_a_run_writes_nowhere_where_it_reads(folder, tmp_path, text):
     assert contents(folder.path) == before
 
 
-def test_a_run_in_a_file_is_refused_by_the_worker_that_would_write_it(tmp_path):
+def test_a_run_in_a_file_is_refused_by_the_worker_that_would_write_it(tmp_path, monkeypatch, text):
     (tmp_path / "file").write_text("")
-    settings = Settings(out=str(tmp_path / "file" / "run"))
-    assert workspace.free_folder(settings, is_chief=False).path == settings.folder
+    given = {**text, "out": str(tmp_path / "file" / "run")}
     with pytest.raises(RequestError, match="^not a folder: .*file; choose another folder with --out$"):
-        workspace.free_folder(settings, is_chief=True)
+        open_run(given)
+    monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
+    assert open_run(given) is not None
