@@ -156,6 +156,7 @@ def _resumed_run(given: Config) -> Run | None:
         say(f"{folder.path} is finished{_described_end(config, settings)}")
         return None
     is_chief = _check_devices(settings)
+    _check_back_end(folder, config)
     corpus = _corpus(settings)
     if corpus.identity != config.get("corpus", {}).get("identity"):
         raise RequestError(
@@ -211,6 +212,17 @@ def _check_devices(settings: Settings) -> bool:
     if not on_tensorflow():
         _check_jax(settings)
     return devices.worker_index() == 0
+
+
+def _check_back_end(folder: RunFolder, config: Config) -> None:
+    """Raises RequestError if the run's checkpoints are of Keras's other back end, whose numbers have other types."""
+    present, known = keras.config.backend(), config.get("versions", {})
+    before = next((name for name in ("tensorflow", "jax") if name in known), present)
+    if present not in (before, *known):
+        raise RequestError(
+            f"--resume: the run began with KERAS_BACKEND={before}; received {present}: go on with {before}, or begin "
+            f"another run with its weights, by --init-from {folder.path}"
+        )
 
 
 def _check_jax(settings: Settings) -> None:

@@ -7,6 +7,7 @@ whole is checked once, at the end.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -335,8 +336,13 @@ def settings_of(task: str) -> type[Any]:
 
 def owners_of(flag: str) -> list[str]:
     """The tasks that have a flag."""
-    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
+    return [task for task, its in TASKS.items() if any(flag in spellings_of(one) for one in fields(its.settings))]
+
+
+def spellings_of(setting: Field) -> list[str]:
+    """The flag of a setting, and of a switch the flag that turns it off."""
+    can_be_off = setting.metadata["options"].get("action") is argparse.BooleanOptionalAction
+    return [flag_of(setting.name), *([flag_of(f"no_{setting.name}")] if can_be_off else [])]
 
 
 def foreign(flag: str, owners: list[str], task: str) -> str:
