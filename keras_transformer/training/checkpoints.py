@@ -303,8 +303,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as file:
             if (number := _read_array(file, "format", Like.variable(FORMAT["format"]))) != FORMAT["format"]:
                 raise RequestError(
-                    f"{path} has the format {number} of another version of keras-transformer, and not "
-                    f"{FORMAT['format']}: install that version"
+                    f"{path} has the format {number} of another version of keras-transformer: install that one"
                 )
             yield file
     except DamagedFile as error:
@@ -326,7 +325,7 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
             return progress
     except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged (its progress is no JSON object)") from error
-    raise DamagedFile(f"{path} is damaged (expected in its progress {', '.join(like)})")
+    raise OtherArrays(f"{path} is damaged, or another version's (expected in its progress {', '.join(like)})")
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:

@@ -366,7 +366,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_named(folder, model, two)
         assert int(values["format"]) == 2
         for number in (1, 3):
             np.savez(path, **{**values, "format": np.array(number)})
-            told = f"has the format {number} of another version of keras-transformer, and not 2: install that version"
+            told = f"has the format {number} of another version of keras-transformer: install that one"
             with pytest.raises(RequestError, match=f"^{re.escape(str(path))} {told}$"):
                 Checkpoints(folder).restore(model, PROGRESS)
         np.savez(path, **values)
