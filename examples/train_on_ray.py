@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, Stopped, exit_status, load_tensorflow, say
-from keras_transformer.own_parts import VARIABLE, import_named, with_imports
+from keras_transformer.own_parts import import_flags, with_imports
 from keras_transformer.training import flags
 from keras_transformer.training.devices import WorkerLost
 from own_ray import start_ray
@@ -153,12 +153,7 @@ def _fit(launch: Launch, given: dict[str, Any], of_ray: str, lines: Any) -> None
     gpus = {"resources_per_worker": {"CPU": 1, "GPU": launch.gpus}} if launch.gpus else {}
     trainer = tensorflow.TensorflowTrainer(
         _work,
-        train_loop_config={
-            "given": given,
-            "folder": str(Path.cwd()),
-            "lines": lines,
-            "imports": os.environ.get(VARIABLE, ""),
-        },
+        train_loop_config={"given": given, "folder": str(Path.cwd()), "lines": lines, "imports": import_flags()},
         scaling_config=ray_train.ScalingConfig(
             num_workers=launch.workers, use_gpu=launch.gpus > 0, placement_strategy="SPREAD", **gpus
         ),
@@ -247,8 +242,7 @@ def _work(config: dict[str, Any]) -> None:
     sys.stderr = _Lines(config["lines"]) if is_chief else io.StringIO()
     if Path(config["folder"]).is_dir():
         os.chdir(config["folder"])  # so that a relative path in a flag is the driver's
-    os.environ[VARIABLE] = config["imports"]
-    import_named()
+    with_imports(config["imports"].split())
     from keras_transformer.training import run
 
     run.train(config["given"])

@@ -242,11 +242,9 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()
-    peak = USUAL_PEAK
-    if stored:
-        of_rate = {"steps", "warmup_steps", "learning_rate_factor"} & stored.keys()
-        parent_settings = cls(hidden_dim=settings.hidden_dim, **{name: stored[name] for name in of_rate})
-        peak = learning_rate(parent_settings, parent_settings.steps)
+    of_rate = {"steps", "warmup_steps", "learning_rate_factor"} & stored.keys()
+    before = cls(hidden_dim=settings.hidden_dim, **{name: stored[name] for name in of_rate})
+    peak = learning_rate(before, before.steps) if stored else USUAL_PEAK
     fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in asked)
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 

@@ -122,7 +122,7 @@ def test_modules_are_imported_here_and_by_each_worker(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(train_on_ray, "logging", Mock())
     monkeypatch.setattr(run, "train", begun.append)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    train_on_ray._work({"given": {}, "folder": str(tmp_path), "lines": None, "imports": "imported_by_ray"})
+    train_on_ray._work({"given": {}, "folder": str(tmp_path), "lines": None, "imports": "--import imported_by_ray"})
     assert begun[1:] == [{}] and "imported_by_ray" in sys.modules
 
 

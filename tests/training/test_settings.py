@@ -100,7 +100,9 @@ def test_what_fits_the_recipe_is_accepted_and_nothing_else(task, capsys):
     """For each recipe and preset and each part with each option; a part that nobody asked for gives way."""
     cls = TASKS[task].settings
     below = {} if cls.preset == "auto" else PRESETS["tiny"]  # a recipe is whole
-    sources = [({}, recipe, 0, {**below, **cls.defaults, **recipe}) for recipe in CORPORA[task].RECIPES.values()]
+    sources: list[Any] = [
+        ({}, recipe, 0, {**below, **cls.defaults, **recipe}) for recipe in CORPORA[task].RECIPES.values()
+    ]
     sources += [({"preset": name}, {}, 0, {**preset, **cls.defaults}) for name, preset in PRESETS.items()]
     sources += [({}, {}, least, row) for least, row in AUTO_ROWS.items() if task == "translation"]
     accepted = {True: 0, False: 0}

@@ -72,18 +72,21 @@ def place(tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("workers")
 
-    def steps(name: str, last: int, *more: str, begins: bool = False, **options: int) -> list[Job]:
-        first = [*tiny_flags(folder, folder / name), *FLAGS] if begins else ["--resume", "--out", str(folder / name)]
-        return jobs(folder / f"{name} {last}", [*first, "--steps", str(last), *more], **options)
+    begun: list[str] = []
 
-    one = {"count": 1}
+    def steps(count: int, name: str, last: int, *more: str, last_step: int = 0) -> list[Job]:
+        begun.append(name)
+        begins = begun.count(name) == 1
+        first = [*tiny_flags(folder, folder / name), *FLAGS] if begins else ["--resume", "--out", str(folder / name)]
+        return jobs(folder / f"{name} {last}", [*first, "--steps", str(last), *more], last_step, count)
+
     rounds = [
         [
-            *steps("together", 4, begins=True, last_step=3), *steps("workers", 3, begins=True, **one),
-            *steps("devices", 3, begins=True, **one), *steps("whole", 11, begins=True, **one),
+            *steps(2, "together", 4, last_step=3), *steps(1, "workers", 3), *steps(1, "devices", 3),
+            *steps(1, "whole", 11),
         ],
-        [*steps("together", 5), *steps("workers", 7), *steps("devices", 7, "--devices", "cpu:2", **one)],
-        [*steps("workers", 11, **one), *steps("devices", 11, "--devices", "cpu", **one)],
+        [*steps(2, "together", 5), *steps(2, "workers", 7), *steps(1, "devices", 7, "--devices", "cpu:2")],
+        [*steps(1, "workers", 11), *steps(1, "devices", 11, "--devices", "cpu")],
     ]  # fmt: skip
     statuses, logs = ended(folder, *rounds), sorted(folder.glob("*.log"))
     expected = [[1, -signal.SIGKILL, 0, 0, 0], [0] * 5, [0] * 2]
