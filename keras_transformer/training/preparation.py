@@ -267,7 +267,8 @@ def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
         if "sampling" in run.given:
             raise RequestError(f"{why}: leave it out")
         say(f"--sampling {run.settings.sampling} gives way to 0: {why}")
-        run.settings = replace(run.settings, **{"sampling": 0.0})
+        none: dict[str, Any] = {"sampling": 0.0}
+        run.settings = replace(run.settings, **none)
         run.config["settings"] = run.settings.as_dict()
     if missing := [tag for tag in tags if tag not in tokenizers.source.tags]:
         raise RequestError(

@@ -70,9 +70,7 @@ def place(tmp_path_factory) -> Path:
 
     Of the two workers of `together` one dies. `workers` and `devices` go on with two instead of one, then with one.
     """
-    folder = tmp_path_factory.mktemp("workers")
-
-    begun: list[str] = []
+    folder, begun = tmp_path_factory.mktemp("workers"), list[str]()
 
     def steps(count: int, name: str, last: int, *more: str, last_step: int = 0) -> list[Job]:
         begun.append(name)
