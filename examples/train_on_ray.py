@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, Stopped, exit_status, load_tensorflow, say
+from keras_transformer.own_parts import import_flags, with_imports
 from keras_transformer.training import flags
 from keras_transformer.training.devices import WorkerLost
 from own_ray import start_ray
@@ -152,7 +153,7 @@ def _fit(launch: Launch, given: dict[str, Any], of_ray: str, lines: Any) -> None
     gpus = {"resources_per_worker": {"CPU": 1, "GPU": launch.gpus}} if launch.gpus else {}
     trainer = tensorflow.TensorflowTrainer(
         _work,
-        train_loop_config={"given": given, "folder": str(Path.cwd()), "lines": lines},
+        train_loop_config={"given": given, "folder": str(Path.cwd()), "lines": lines, "imports": import_flags()},
         scaling_config=ray_train.ScalingConfig(
             num_workers=launch.workers, use_gpu=launch.gpus > 0, placement_strategy="SPREAD", **gpus
         ),
@@ -241,6 +242,7 @@ def _work(config: dict[str, Any]) -> None:
     sys.stderr = _Lines(config["lines"]) if is_chief else io.StringIO()
     if Path(config["folder"]).is_dir():
         os.chdir(config["folder"])  # so that a relative path in a flag is the driver's
+    with_imports(config["imports"].split())
     from keras_transformer.training import run
 
     run.train(config["given"])
@@ -261,9 +263,13 @@ def _told(failures: dict[int, Exception]) -> Exception:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    given = vars(parser().parse_args(argv))
+    return exit_status(lambda: _run(argv), argv)
+
+
+def _run(argv: list[str] | None) -> None:
+    given = vars(parser().parse_args(with_imports(argv)))
     launch = Launch(**{name: given.pop(name) for name in Launch._fields})
-    return exit_status(lambda: train(launch, given))
+    train(launch, given)
 
 
 if __name__ == "__main__":

@@ -292,6 +292,7 @@ def complete(config: Config, kind: str = DEFAULT_KIND) -> Config:
         raise fault
     for name, option in arguments.items():
         if option.slot and config[name] is not None and (fault := row(option.slot, config[name]).fault(config)):
+            fault.arguments.append(name)
             raise fault
     return config
 

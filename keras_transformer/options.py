@@ -21,12 +21,16 @@ class Fault(ValueError):
     Args:
         text: what was expected. `{name}` stands for an argument, `{name:option}` for an option of a part.
         received: values, or texts of them, by such names without braces; by "" a value that has none.
+
+    Attributes:
+        arguments: the names of the arguments that are told, and last that of the part which does not fit.
     """
 
     def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: object):
         super().__init__(text)
         self.text = text
         self.received = {**(received or {}), **more}
+        self.arguments = [name for _, name, _, _ in string.Formatter().parse(text) if name]
 
     def __str__(self) -> str:
         received = ", ".join(f"{name}={value}" if name else value for name, value in self.received.items())

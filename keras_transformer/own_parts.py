@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,12 @@ def with_imports(arguments: Sequence[str] | None) -> list[str]:
         os.environ[VARIABLE] = ",".join(names)
         import_named()
     return others
+
+
+def import_flags(modules: Iterable[str] = ()) -> str:
+    """The flags that import these modules, and those that this process was told to import."""
+    names = dict.fromkeys([*modules, *filter(None, os.environ.get(VARIABLE, "").split(","))])
+    return "".join(f" {FLAG} {name}" for name in names)
 
 
 def import_named() -> None:

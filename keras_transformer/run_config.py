@@ -29,7 +29,9 @@ HELD: dict[str, dict[str, type]] = {
 }
 TYPES = {str: "a text", int: "an integer"}
 MAX_LICENSE, MAX_TAG = 200, 40  # characters
-FORMAT = 2  # what was before version 0.2 wrote format 1
+# It rises with any change of what a run's folder stores, as of a weight's name in model.keras: see "Change what a run
+# stores" in docs/CONTRIBUTING.md. What was before version 0.2 wrote format 1.
+FORMAT = 2
 MAX_CONFIG_BYTES = 1_000_000
 
 
@@ -107,8 +109,11 @@ def _check(config: object) -> None:
     """Raises ValueError or Unreadable unless sections, keys and format are known."""
     if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
         raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
-    if type(config["format"]) is not int or config["format"] < FORMAT:
+    if type(config["format"]) is not int or config["format"] < 1:
         raise ValueError(f"expected the format {FORMAT}; received {config['format']!r:.40}")
+    if config["format"] < FORMAT:
+        old = f"has the format {config['format']} of version {writer(config)!s:.20} of keras-transformer"
+        raise Unreadable(f"{old}, which this version, {__version__}, no longer reads: use that version")
     if config["format"] > FORMAT:
         raise Unreadable(_newer_version_message(config, f"format {config['format']}"))
     for key in ("model", "settings", "corpus", "versions", "weights"):

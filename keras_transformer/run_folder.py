@@ -20,9 +20,10 @@ from keras_transformer.errors import RequestError, command_line, warn
 from keras_transformer.files import DAMAGED, check_writable, checked_weights, number_of_the_machine, write_whole
 from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.options import Config
-from keras_transformer.own_parts import FLAG
-from keras_transformer.run_config import versions
+from keras_transformer.own_parts import import_flags
+from keras_transformer.run_config import versions, writer
 from keras_transformer.tasks import TASKS, task_named, task_of
+from keras_transformer.version import __version__
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -136,8 +137,7 @@ def main_verb(config: Config) -> str:
 
 def resume_command(run: RunFolder) -> str:
     """The command that goes on with a run. It imports the modules that register the run's parts."""
-    modules = read_config(run).get("modules", []) if run.is_run() else []
-    imports = "".join(f" {FLAG} {name}" for name in modules)
+    imports = import_flags(read_config(run).get("modules", []) if run.is_run() else [])
     return f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}{imports}"
 
 
@@ -189,8 +189,34 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
     with _weights_of(run, config["model"]) as weights:
         model = make_model(config["model"])
         model.license = config.get("license", "")
-        model.load_weights(weights)
+        try:
+            model.load_weights(weights)
+        except DAMAGED as error:
+            if _shapes_in(weights) != sorted(tuple(weight.shape) for weight in model.weights):
+                raise
+            raise RequestError(_renamed(run, config)) from error
         return model
+
+
+def _shapes_in(weights: Path) -> list[tuple[int, ...]]:
+    """The shapes of the weights in a file of Keras's, sorted; the seeds, which are integers, are left out."""
+    import h5py
+
+    with h5py.File(weights, "r") as file:
+        names: list[str] = []
+        file.visit(names.append)
+        arrays = [file[name] for name in names if isinstance(file[name], h5py.Dataset)]
+        return sorted(array.shape for array in arrays if array.dtype.kind == "f")
+
+
+def _renamed(run: RunFolder, config: Config) -> str:
+    """What to do with a model that is whole, and whose weights have other names than this version's."""
+    again = f"{command_line('average')} {shlex.quote(str(run.path))} --last 1"
+    mend = f"`{again}` makes it of the newest checkpoint" if run.has_checkpoint else "use that version"
+    return (
+        f"{run.model} is whole, but its weights have other names than in this version, {__version__}: version "
+        f"{writer(config)} wrote it, in format {config['format']}; {mend}"
+    )
 
 
 def check_model(run: RunFolder) -> None:
@@ -214,6 +240,8 @@ def reading_model(run: RunFolder) -> Iterator[None]:
         )
     try:
         yield
+    except RequestError:
+        raise
     except DAMAGED as error:
         if (number := number_of_the_machine(error)) is not None:
             reason = f"{os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}"

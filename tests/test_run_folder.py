@@ -56,7 +56,6 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
-    "a format that is no more": (beside(format=1), "expected the format 2; received 1"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
     "an unknown model key": (of_model(class_name="Lambda"), "only known keys; received 'class_name'"),
     **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
@@ -94,6 +93,15 @@ def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name
     )
     assert main(["info", str(run_folder)]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_config_of_an_older_format_is_refused_with_its_format_and_version(run_folder):
+    rewrite(run_folder, by_version("0.1.3", beside(format=1, model=[])))
+    message = (
+        f"has the format 1 of version 0.1.3 of keras-transformer, which this version, {keras_transformer.__version__}"
+    )
+    with pytest.raises(RequestError, match=f"config.json {re.escape(message)}, no longer reads: use that version$"):
+        runs.read_config(run_folder)
 
 
 def test_a_missing_run_is_named(tmp_path):

@@ -18,6 +18,7 @@ from keras_transformer import files
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
+from keras_transformer.version import __version__
 
 WEIGHTS = "model.weights.h5"
 ARRAY = "layers/token_embedding/vars/0"  # one that the model has
@@ -135,7 +136,6 @@ ARRAYS: dict[str, tuple[Callable[[h5py.File, str], object], str]] = {
     "a virtual array": (virtual_dataset, NO_PLAIN_ARRAY),
     "another shape": (lambda file, array: put(file, array, file[array][()].T), ""),
     "a scalar": (lambda file, array: put(file, array, 1.0), ""),
-    "another name": (lambda file, array: file.move(array, array + "0"), ""),
     "no array": (lambda file, array: file.pop(array), ""),
     "no group": (lambda file, array: file.pop(array.rpartition("/vars")[0]), ""),
     "nothing": (nothing, ""),
@@ -189,6 +189,23 @@ def test_an_array_that_the_model_does_not_predict_is_refused(run_folder, name):
     change, message = ARRAYS[name]
     rewrite_weights(run_folder / "model.keras", change)
     assert_refused(run_folder, message)
+
+
+def test_a_whole_model_of_an_older_layout_is_told_as_such_and_remade_from_its_checkpoint(run_folder):
+    """The weights of a version that named the stacks' blocks otherwise."""
+    path = run_folder / "model.keras"
+    rewrite_weights(path, lambda file, _: file.move("encoder_stack/blocks", "encoder_blocks"))
+    told = (
+        f"{path} is whole, but its weights have other names than in this version, {__version__}: version "
+        f"{__version__} wrote it, in format 2; "
+    )
+    for advice in ("use that version", f"`keras-transformer average {run_folder} --last 1` makes it of the newest"):
+        with pytest.raises(RequestError, match=f"^{re.escape(told + advice)}") as caught:
+            runs.load_model(run_folder)
+        assert "\n" not in str(caught.value)
+        (run_folder / "checkpoints").mkdir(exist_ok=True)
+        for part in ("weights", "state"):
+            (run_folder / "checkpoints" / f"00000005.{part}.npz").touch()
 
 
 def test_arrays_of_every_kind_must_be_there(run_folder):

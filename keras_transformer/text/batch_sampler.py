@@ -35,14 +35,14 @@ LENGTH_NOISE = 3.0
 class BatchPlan(Plan):
     """Plans the global batches of every epoch: sentences of similar length together, as many as a token budget holds.
 
-    A global batch is what all replicas and accumulated micro-batches take together. Its number of rows is a multiple of
-    `num_replicas * accumulate`; where the rows of an epoch do not divide, blank rows (pad ids of weight 0) fill the
-    last batch. Each label weighs 1 / (real target tokens of the global batch), so the weighted sum of the losses is
-    their mean.
+    A global batch is what all replicas and accumulated micro-batches take together. It holds the same sentences however
+    many they are: blank rows (pad ids of weight 0) make its number of rows a multiple of `num_replicas * accumulate`.
+    Each label weighs 1 / (real target tokens of the global batch), so the weighted sum of the losses is their mean.
 
     Args:
         corpus: the pairs.
-        token_budget: the most source positions, and the most target positions, of a global batch, padding included.
+        token_budget: the most source positions, and the most target positions, of a global batch, padding included, but
+            for blank rows.
         seed: for shuffling. The same seed, epoch and index give the same batch in every process.
         num_replicas: how many replicas share a global batch.
         accumulate: how many micro-batches a replica makes of its share.
@@ -92,7 +92,7 @@ class BatchPlan(Plan):
     def shapes(self) -> list[tuple[int, int, int]]:
         """(rows, source width, target width) of the static shapes; empty when widths are free."""
         widths = [] if self.widths is None else self.widths.tolist()
-        return [(self._num_rows(width), width, width) for width in widths]
+        return [(self.filled(self.token_budget // width), width, width) for width in widths]
 
     def of_each_shape(self) -> list[Place]:
         if self.widths is None:
@@ -155,17 +155,13 @@ class BatchPlan(Plan):
         batches, start = [], 0
         while start < len(widths):
             width = int(widths[start])
-            num_rows = self._num_rows(width)
+            num_rows = self.token_budget // width
             stop = min(start + num_rows, len(widths))
             if self.widths is None:
-                num_rows = -(-(stop - start) // self.divisor) * self.divisor
-                width = 0
-            batches.append((start, stop, num_rows, width))
+                num_rows, width = stop - start, 0
+            batches.append((start, stop, self.filled(num_rows), width))
             start = stop
         return np.array(batches, _STRETCH)
-
-    def _num_rows(self, width: int) -> int:
-        return self.token_budget // width // self.divisor * self.divisor
 
 
 class RowPlan(BatchPlan):
@@ -201,12 +197,12 @@ class RowPlan(BatchPlan):
 
 
 class EqualPlan(Plan):
-    """Plans batches of rows of one size, in each epoch in another order; blank rows fill the last batch.
+    """Plans batches of rows of one size, in each epoch in another order. Blank rows fill them, see `BatchPlan`.
 
     Args:
         size: the size of a row, in what the budget counts.
         unit: what a row is, for errors.
-        token_budget: the most of a global batch.
+        token_budget: the most of a global batch, but for blank rows.
         seed: for shuffling. The same seed, epoch and index give the same batch in every process.
         num_replicas: how many replicas share a global batch.
         accumulate: how many micro-batches a replica makes of its share.
@@ -227,8 +223,8 @@ class EqualPlan(Plan):
         shuffle: bool = True,
     ):
         self.seed, self.shuffle, self.divisor = seed, shuffle, num_replicas * accumulate
-        self.rows = token_budget // size // self.divisor * self.divisor
-        if not self.rows:
+        self.rows = token_budget // size
+        if self.rows < self.divisor:
             raise RequestError(
                 f"the token budget must hold {unit} on each of {self.divisor} replicas and micro-batches: at least "
                 f"{size * self.divisor}; received: {token_budget}"
@@ -248,10 +244,6 @@ class EqualPlan(Plan):
     def rows_of(self, place: Place) -> np.ndarray:
         """What tells each row of a batch."""
         return self._order(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
-
-    def filled(self, num_rows: int) -> int:
-        """The number of rows of a batch with the blank ones."""
-        return -(-num_rows // self.divisor) * self.divisor
 
 
 # A batch is a stretch of an epoch's rows.

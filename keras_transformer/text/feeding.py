@@ -37,7 +37,8 @@ class Batch(NamedTuple):
 class Plan(ABC):
     """The global batches of every epoch, known from (seed, epoch, batch) alone.
 
-    A global batch is what all replicas and accumulated micro-batches take together.
+    A global batch is what all replicas and accumulated micro-batches take together. It is the same batch however many
+    they are, but for blank rows, so that a run can go on with another number of replicas.
 
     Attributes:
         like: a batch with arrays of the types and the numbers of axes that the plan's batches have.
@@ -62,6 +63,10 @@ class Plan(ABC):
     def of_each_shape(self) -> list[Place]:
         """The places of batches of all shapes that the first epoch has; none if the plan's shapes are not few."""
         return []
+
+    def filled(self, num_rows: int) -> int:
+        """The number of rows of a batch with the blank ones, which all replicas and micro-batches share equally."""
+        return -(-num_rows // self.divisor) * self.divisor
 
     def place_after(self, place: Place) -> Place:
         """The place of the batch that follows."""

@@ -99,7 +99,7 @@ class StopOnNaN(keras.callbacks.Callback):
     def _end(self) -> None:
         raise JobError(
             f"the loss became NaN or infinite by step {self.progress.step}; no checkpoint holds such weights: start "
-            "again with --overwrite and a lower --learning-rate-factor, a longer --warmup-steps or --clip-norm 1"
+            "another run with --out and a lower --learning-rate-factor, a longer --warmup-steps or --clip-norm 1"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
-FORMAT, PROGRESS = {"format": np.array(2)}, "progress"
+FORMAT, PROGRESS, METRICS = {"format": np.array(2)}, "progress", "metrics"
 
 
 class DamagedFile(ValueError):
     """A checkpoint file is damaged, or belongs to another model."""
+
+
+class OtherArrays(DamagedFile):
+    """A checkpoint file is whole, and holds the arrays of another model, or of another version of this one."""
 
 
 class Like(NamedTuple):
@@ -105,7 +110,8 @@ class Checkpoints:
     def restore(self, model: FamilyModel, like: Mapping[str, object]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
-        If a checkpoint is damaged, a warning names it, and the one before it is restored.
+        If a checkpoint is damaged, a warning names it, and the one before it is restored. Where a checkpoint has not
+        this model's metrics, as that of several workers, they stay as they are.
 
         Args:
             model: built for training.
@@ -115,8 +121,9 @@ class Checkpoints:
             The stored progress, or None if there is no checkpoint.
 
         Raises:
-            JobError: no checkpoint is whole, though there are some.
+            JobError: no checkpoint is whole and of this model, though there are some.
         """
+        errors: list[DamagedFile] = []
         steps, state = self.whole_steps(), {**_state_variables(model), PROGRESS: None}
         for step in reversed(steps):
             try:
@@ -127,9 +134,19 @@ class Checkpoints:
                 return progress
             except DamagedFile as error:  # an older one has all of these arrays too
                 warn(f"{error}; looking for an older checkpoint")
-        if steps:
-            raise JobError(f"no checkpoint in {self.folder} is whole: start again with --overwrite")
+                errors.append(error)
+        if errors:
+            raise JobError(self._none_fits(any(isinstance(error, OtherArrays) for error in errors)))
         return None
+
+    def _none_fits(self, are_whole: bool) -> str:
+        """What to do where no checkpoint can be restored."""
+        run = RunFolder(self.folder.parent)
+        ways = ["go on with the version of keras-transformer that wrote them"] if are_whole else []
+        if run.model.is_file():
+            ways.append(f"begin another run with the weights of its model.keras, by --init-from {run.path}")
+        what = "is of this model" if are_whole else "is whole"
+        return f"no checkpoint in {self.folder} {what}: {', or '.join(ways) or 'start again with --overwrite'}"
 
     def mean(self, steps: Sequence[int], model: FamilyModel) -> Iterator[np.ndarray]:
         """Yields the mean of the weights at `steps`, in the order of the model's trainable variables.
@@ -144,10 +161,10 @@ class Checkpoints:
         except DamagedFile as error:
             raise JobError(f"{error}; it cannot be averaged") from error
 
-    def clear(self) -> None:
-        """Removes every checkpoint."""
-        for path in self.folder.glob("*.npz"):
-            path.unlink()
+    def clear_leftovers(self) -> None:
+        """Removes what a killed process has left unfinished. Only who has locked the run may do so."""
+        for path in self.folder.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _drop(self, best_step: int | None) -> None:
         steps = self.steps()
@@ -236,7 +253,7 @@ def _state_variables(model: FamilyModel) -> Config:
     """
     groups = {"seeds": model.non_trainable_variables, "optimizer": model.optimizer.variables}
     if num_workers() == 1:
-        groups["metrics"] = model.metrics_variables
+        groups[METRICS] = model.metrics_variables
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
@@ -259,15 +276,21 @@ def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
 def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any, np.ndarray]]:
     """Yields each variable with the array of its name, which fits it; None is left out. Nothing else is in the file.
 
+    Metrics are left out unless the file has all of them, and no others.
+
     Raises:
         DamagedFile: the file holds anything else.
-        RequestError: a newer version wrote the file.
+        RequestError: another version wrote the file, in another format.
     """
     with _opened(path) as file:
-        if sorted(file.namelist()) != sorted(f"{name}.npy" for name in (*variables, *FORMAT)):
-            raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
+        differing = {name.removesuffix(".npy") for name in file.namelist()} ^ {*variables, *FORMAT}
+        if others := sorted(name for name in differing if not name.startswith(METRICS)):
+            raise OtherArrays(
+                f"{path} is of another model, or of another version of keras-transformer: {others[0]!r:.60} is "
+                "the first array that only one of both has"
+            )
         for name, variable in variables.items():
-            if variable is not None:
+            if variable is not None and not (differing and name.startswith(METRICS)):
                 yield variable, _read_array(file, name, Like.variable(variable))
 
 
@@ -278,11 +301,13 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            if _read_array(file, "format", Like.variable(FORMAT["format"])) != FORMAT["format"]:
-                raise RequestError(f"{path} was written by a newer version of keras-transformer: install that version")
+            if (number := _read_array(file, "format", Like.variable(FORMAT["format"]))) != FORMAT["format"]:
+                raise RequestError(
+                    f"{path} has the format {number} of another version of keras-transformer: install that one"
+                )
             yield file
     except DamagedFile as error:
-        raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+        raise type(error)(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (RequestError, MemoryError):
         raise
     except Exception as error:  # for damaged bytes zipfile, its decompressors and NumPy raise unrelated classes
@@ -294,24 +319,26 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
         data = _read_array(file, PROGRESS, None)
     try:
         progress = json.loads(data.tobytes())
-        if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
+        kinds = {name: type(value) for name, value in progress.items()}
+        counts = [value for value in progress.values() if type(value) is int]
+        if kinds == {name: type(value) for name, value in like.items()} and min(counts, default=0) >= 0:
             return progress
     except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged (its progress is no JSON object)") from error
-    raise DamagedFile(f"{path} is damaged (expected in its progress {', '.join(like)})")
+    raise OtherArrays(f"{path} is damaged, or another version's (expected in its progress {', '.join(like)})")
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
     """An array; None expects bytes."""
     entry = file.getinfo(f"{name}.npy")
-    if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.num_bytes + 1024):
-        raise DamagedFile(f"{name} is larger than it can be")
     with file.open(entry) as stream:
         shape, dtype = _read_header(stream)
         if like is None and dtype != np.uint8:
             raise DamagedFile(f"expected {name} as bytes; it has {dtype}")
         if like is not None and (shape, dtype) != like:
-            raise DamagedFile(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
+            raise OtherArrays(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
+        if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.num_bytes + 1024):
+            raise DamagedFile(f"{name} is larger than it can be")
         data = stream.read()  # to its end, where the checksum is compared
     return np.frombuffer(data, dtype).reshape(shape)
 

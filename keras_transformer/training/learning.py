@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer import folders
-from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.errors import JobError, RequestError, say, warn
 from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import make_model
 from keras_transformer.optimizers import Adam
@@ -165,6 +165,8 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
             with strategy.scope():
                 _compile(run, model)
             compile_ahead(run, data.plan, model, strategy)
+    if run.is_chief:
+        Checkpoints(run.folder.checkpoints).clear_leftovers()
     num_averaged = run.settings.average_last or MOST_AVERAGED
     checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
     progress = _restored_progress(run, data.plan, model, checkpoints)
@@ -206,11 +208,9 @@ def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Ch
         say("no checkpoint yet: starting again")
         return Progress()
     progress = Progress(**stored)
-    if progress.epoch < 0 or not 0 <= progress.batch < plan.num_batches(progress.epoch):
-        raise JobError(
-            f"the newest checkpoint goes on at batch {progress.batch} of epoch {progress.epoch}, which this run's text "
-            "does not have: start again with --overwrite"
-        )
+    if not 0 <= progress.batch < plan.num_batches(progress.epoch):  # another version cut the text otherwise
+        warn(f"epoch {progress.epoch} has no batch {progress.batch}: going on with the next epoch")
+        progress.epoch, progress.batch = progress.epoch + 1, 0
     say(f"resuming at step {progress.step}")
     return progress
 
@@ -342,6 +342,11 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
 
 def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[Any]:
     """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
-    if progress.step % every == 0 or num_workers() > 1:
+    if progress.step % every == 0:
         return []
-    return [np.asarray(variable) for variable in model.metrics_variables]
+    # Workers read their metrics together or not at all, and the chief alone is here.
+    counted = [] if num_workers() > 1 else [np.asarray(variable) for variable in model.metrics_variables]
+    if not any(map(np.any, counted)):
+        say(f"of this round, the loss and the metrics are means from step {progress.step + 1} on")
+        return []
+    return counted

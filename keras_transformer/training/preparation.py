@@ -263,10 +263,13 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) ->
 def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     tokenizers = _tokenizers_of(run, tags)
     if run.settings.sampling and not tokenizers.source.is_sentencepiece:
-        raise RequestError(
-            f"--sampling draws among the pieces of SentencePiece; {run.settings.init_from} has another vocabulary: "
-            "leave it out"
-        )
+        why = f"--sampling draws among the pieces of SentencePiece; {run.settings.init_from} has another vocabulary"
+        if "sampling" in run.given:
+            raise RequestError(f"{why}: leave it out")
+        say(f"--sampling {run.settings.sampling} gives way to 0: {why}")
+        none: dict[str, Any] = {"sampling": 0.0}
+        run.settings = replace(run.settings, **none)
+        run.config["settings"] = run.settings.as_dict()
     if missing := [tag for tag in tags if tag not in tokenizers.source.tags]:
         raise RequestError(
             f"expected a vocabulary with the tag {missing[0]} as one piece; received that of "

@@ -3,7 +3,8 @@ the run folder is changed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,32 @@ from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
 from keras_transformer.run_config import versions, writer
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, restore_replaced
-from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import MEND, TOLD_BY_DATA, Settings, TextSettings, flag_of, own_data
+from keras_transformer.training.common_settings import (
+    DATA,
+    MEND,
+    TOLD_BY_DATA,
+    Settings,
+    TextSettings,
+    flag_of,
+    own_data,
+)
 from keras_transformer.training.resolution import (
-    describe_inheritance,
+    as_given,
+    fine_tuned,
+    fixed_by_parent,
+    learning_rate,
     model_arguments,
     resolve,
     resumed,
-    settings_and_corpus,
     settings_of,
+    wanted_settings,
     warn_of_a_long_warm_up,
-    warn_of_settings_that_cannot_pay,
 )
 from keras_transformer.training.task import Run
 
@@ -87,6 +98,44 @@ def _new_run(given: Config) -> Run:
     if parent is not None:
         config |= {name: parent[name] for name in ("search", "license", "language_tags") if name in parent}
     return Run(settings, folder, corpus, config, is_chief, given=given)
+
+
+def settings_and_corpus(
+    given: Config, parent: Config | None, corpus_of: Callable[[Settings], Corpus[Any]]
+) -> tuple[Config, Settings, Corpus[Any]]:
+    """The settings of a new run, which need what the corpus brings, and the corpus.
+
+    Args:
+        given: the flags; None for a flag that was not given.
+        parent: the configuration of the run that is fine-tuned; None for a run that begins with random weights.
+        corpus_of: the corpus that settings name.
+
+    Returns:
+        The flags that were given, the settings, and the corpus.
+
+    Raises:
+        RequestError: see `resolve` and `fine_tuned`.
+    """
+    task = given.get("task") or (task_of(parent) if parent else DEFAULT_TASK)
+    cls = settings_of(task)
+    given = as_given(given, cls)
+    corpus = corpus_of(_settings_of_data(given, cls))
+    if parent is None:
+        return given, resolve(given, corpus.recipe, num_pairs=corpus.num_pairs), corpus
+    return given, fine_tuned(given, corpus.recipe, parent, corpus.num_pairs), corpus
+
+
+def _settings_of_data(given: Config, cls: type[Any]) -> Any:
+    """The settings that name the corpus: the flags of the data, and the seed that divides it.
+
+    Raises:
+        RequestError: a flag makes another senseless, or the flags name no corpus.
+    """
+    cls.check_given(given)
+    names = {setting.name for setting in fields(cls) if setting.metadata["group"] == DATA or setting.name == "seed"}
+    settings = cls(**{name: given[name] for name in given if name in names})
+    settings.check_together()
+    return settings
 
 
 def with_xla_decided(settings: Settings, on_gpu: bool) -> Settings:
@@ -157,6 +206,7 @@ def _resumed_run(given: Config) -> Run | None:
         say(f"{folder.path} is finished{_described_end(config, settings)}")
         return None
     is_chief = _check_devices(settings)
+    _check_back_end(folder, config)
     corpus = _corpus(settings)
     if corpus.identity != config.get("corpus", {}).get("identity"):
         raise RequestError(
@@ -214,6 +264,17 @@ def _check_devices(settings: Settings) -> bool:
     return devices.worker_index() == 0
 
 
+def _check_back_end(folder: RunFolder, config: Config) -> None:
+    """Raises RequestError if the run's checkpoints are of Keras's other back end, whose numbers have other types."""
+    present, known = keras.config.backend(), config.get("versions", {})
+    before = next((name for name in ("tensorflow", "jax") if name in known), present)
+    if present not in (before, *known):
+        raise RequestError(
+            f"--resume: the run began with KERAS_BACKEND={before}; received {present}: go on with {before}, or begin "
+            f"another run with its weights, by --init-from {folder.path}"
+        )
+
+
 def _check_jax(settings: Settings) -> None:
     """Raises RequestError for what trains on TensorFlow alone."""
     backend = keras.config.backend()
@@ -267,8 +328,29 @@ def _tell(given: Config, corpus: Corpus[Any], settings: Settings) -> None:
     warn_of_settings_that_cannot_pay(settings)
 
 
+def describe_inheritance(given: Config, recipe: Config, settings: Settings) -> str:
+    """One line for people: the learning rate, and which settings the parent changed."""
+    usual = wanted_settings(given, recipe, {"task": settings.task}).as_dict()
+    own = {*fixed_by_parent(type(settings)), "preset", "vocabulary_size", "separate_vocabularies"}
+    own |= {setting.name for setting in fields(settings) if not setting.metadata["is_inherited"]}
+    own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
+    kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
+    highest = learning_rate(settings, min(settings.warmup_steps, settings.steps))
+    return (
+        f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
+        f"learning rate of {highest:.2g} (--learning-rate-factor {settings.learning_rate_factor:.3g}); from that run, "
+        f"besides its sizes: {', '.join(kept) or 'nothing'}; a flag wins"
+    )
+
+
+def warn_of_settings_that_cannot_pay(settings: Settings) -> None:
+    """Warns of a setting that only costs time without another."""
+    if settings.xla and getattr(settings, "static_shapes", None) == 0:
+        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
+
+
 def _say_what_the_recipe_overrides(given: Config, corpus: Corpus[Any], settings: Settings) -> None:
-    asked = resolve(given, {})
+    asked = wanted_settings(given, {})
     won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
     if won:
         flags = ", ".join(f"{flag_of(name)} {getattr(settings, name)}" for name in won)

@@ -1,29 +1,30 @@
 """From flags to the settings of a run: a new one, one that fine-tunes another, and one that goes on.
 
 A flag wins over the recipe of the corpus, the recipe over the run that is fine-tuned, this over the preset, and the
-preset over the defaults.
+preset over the defaults. A part of the model that no flag chose gives way to its default where it does not fit. The
+whole is checked once, at the end.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_transformer import family
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
 from keras_transformer.options import Config
 from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.training.common_settings import Settings, flag_of, own_data
 
-if TYPE_CHECKING:
-    from keras_transformer.text.corpora import Corpus
-
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
+# The settings of a run that goes on may have other values of these: they say where it runs.
+OF_MACHINE = ("data_dir", "devices", "threads")
 # The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
 # Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
 USUAL_PEAK = 5e-5
@@ -31,32 +32,10 @@ USUAL_PEAK = 5e-5
 FEWER_STEPS = 4
 
 
-def settings_and_corpus(
-    given: Config, parent: Config | None, corpus_of: Callable[[Settings], Corpus[Any]]
-) -> tuple[Config, Settings, Corpus[Any]]:
-    """The settings of a new run, which need what the corpus brings, and the corpus.
-
-    Args:
-        given: the flags; None for a flag that was not given.
-        parent: the configuration of the run that is fine-tuned; None for a run that begins with random weights.
-        corpus_of: the corpus that settings name.
-
-    Returns:
-        The flags that were given, the settings, and the corpus.
-
-    Raises:
-        RequestError: see `resolve` and `fine_tuned`.
-    """
-    task = given.get("task") or (task_of(parent) if parent else DEFAULT_TASK)
-    given = as_given(given, settings_of(task))
-    corpus = corpus_of(resolve(given, {}, {"task": task} if parent else None))
-    if parent is None:
-        return given, resolve(given, corpus.recipe, num_pairs=corpus.num_pairs), corpus
-    return given, fine_tuned(given, corpus.recipe, parent, corpus.num_pairs), corpus
-
-
 def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_pairs: int = 0) -> Any:
     """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
+
+    A part that no flag chose, and that does not fit, gives way to its default; a line tells so.
 
     Args:
         given: the flags; None for a flag that was not given.
@@ -71,11 +50,19 @@ def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_
     Raises:
         RequestError: a value is out of its bounds, or two values exclude each other.
     """
+    wanted = wanted_settings(given, recipe, inherited, num_pairs)
+    wanted.check_given({name: value for name, value in given.items() if value is not None})
+    settings = _fitting(wanted, given).settled()
+    check(settings)
+    return settings
+
+
+def wanted_settings(given: Config, recipe: Config, inherited: Config | None = None, num_pairs: int = 0) -> Any:
+    """The settings in the order of `resolve`, whether or not they fit together."""
     is_new, inherited = inherited is None, inherited or {}
     cls = settings_of(given.get("task") or inherited.get("task", DEFAULT_TASK))
     known = {setting.name: setting for setting in fields(cls)}
     given = as_given(given, cls)
-    cls.check_given(given)
     preset = given.get("preset", known["preset"].default if is_new else "tiny")
     _check_value(known["preset"], preset)
     usual: Config = {}
@@ -83,20 +70,46 @@ def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_
         usual = PRESETS[preset]
     elif "steps" not in recipe:  # a recipe that says how long to train is whole
         usual = AUTO_ROWS[auto_row(num_pairs)]
-    usual = {name: value for name, value in usual.items() if name in known} | {"preset": preset, **cls.defaults}
-    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    usual = {**usual, "preset": preset, **cls.defaults}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
-    settings = cls(**{**below, **own_text, **recipe, **given})
-    settings = settings.settled()
-    check(settings)
-    return settings
+    below = {name: value for name, value in below.items() if name in known}  # a parent's task may have others
+    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    return cls(**{**below, **own_text, **recipe, **given})
+
+
+def _fitting(settings: Any, given: Config) -> Any:
+    """The settings, where parts that no flag chose give way to their defaults until the model's arguments fit.
+
+    If they do not fit then, the settings come back as they were.
+    """
+    fitting, told = settings, []
+    slots = {setting.name: setting for setting in fields(settings) if setting.metadata["slot"]}
+    while fault := _fault(fitting):
+        free = (one for name, one in slots.items() if name in fault.arguments and given.get(name) is None)
+        one = next((one for one in free if getattr(fitting, one.name) != one.default), None)
+        if one is None:
+            return settings
+        told.append(f"{flag_of(one.name)} {getattr(fitting, one.name)} gives way to {one.default}: {fault.in_flags()}")
+        fitting = replace(fitting, **{one.name: one.default})
+    for line in told:
+        say(line)
+    return fitting
+
+
+def _fault(settings: Settings) -> family.Fault | None:
+    """Why the arguments of the model do not fit, or None."""
+    try:
+        family.complete(model_arguments(settings), settings.kind)
+    except family.Fault as fault:
+        return fault
+    return None
 
 
 def as_given(given: Config, settings: type[Any]) -> Config:
     """The flags that were given, with parts spelled as config.json spells them.
 
     Raises:
-        RequestError: the task has no such setting, or a part is unknown.
+        RequestError: the task has no such setting, a part is unknown, or a value is out of its bounds.
     """
     given = {name: value for name, value in given.items() if value is not None}
     known = {setting.name: setting for setting in fields(settings)}
@@ -104,6 +117,8 @@ def as_given(given: Config, settings: type[Any]) -> Config:
         flag, task = flag_of(unknown[0]), known["task"].default
         owners = owners_of(flag)
         raise RequestError(foreign(flag, owners, str(task)) if owners else f"there is no flag {flag}")
+    for name, value in given.items():
+        _check_value(known[name], value)
     parts = [name for name in given if known[name].metadata["slot"]]
     with told_as_flags():
         return given | {name: spelled(settings, name, _parsed(settings, name, given[name])) for name in parts}
@@ -113,8 +128,8 @@ def check(settings: Settings) -> None:
     """Raises RequestError unless a run can have these settings."""
     for setting in fields(settings):
         _check_value(setting, getattr(settings, setting.name))
-    with told_as_flags():
-        family.complete(model_arguments(settings), settings.kind)
+    if fault := _fault(settings):
+        raise RequestError(fault.in_flags()) from fault
     settings.check_together()
 
 
@@ -153,7 +168,7 @@ def resumed(stored: Config, given: Config, version: str = "unknown") -> Any:
     stored = {**defaults, **stored}
     given = as_given(given, cls)
     for name in sorted(names & given.keys()):
-        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
+        may_change = name in OF_MACHINE or (name == "steps" and given[name] > stored[name])
         if given[name] != stored[name] and not may_change:
             raise RequestError(
                 f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
@@ -227,17 +242,16 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()
-    peak = USUAL_PEAK
-    if stored:
-        parent_settings = cls(**{**stored, "hidden_dim": settings.hidden_dim})
-        peak = learning_rate(parent_settings, parent_settings.steps)
+    of_rate = {"steps", "warmup_steps", "learning_rate_factor"} & stored.keys()
+    before = cls(hidden_dim=settings.hidden_dim, **{name: stored[name] for name in of_rate})
+    peak = learning_rate(before, before.steps) if stored else USUAL_PEAK
     fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in asked)
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
 def _sizes_of(model: Config, settings: type[Any], given: Config) -> Config:
     names = {setting.name for setting in fields(settings)}
-    sizes = {name: spelled(settings, name, model[name]) for name in _fixed_by_parent(settings)}
+    sizes = {name: spelled(settings, name, model[name]) for name in fixed_by_parent(settings)}
     if "vocabulary_size" in names and "vocabulary_size" in model:
         sizes["vocabulary_size"] = model["vocabulary_size"]
     if "separate_vocabularies" in names:
@@ -247,7 +261,7 @@ def _sizes_of(model: Config, settings: type[Any], given: Config) -> Config:
     return sizes
 
 
-def _fixed_by_parent(settings: type[object]) -> list[str]:
+def fixed_by_parent(settings: type[object]) -> list[str]:
     """The settings of the model that a run which is fine-tuned hands on."""
     return [name for name in model_settings(settings) if name not in NOT_FIXED]
 
@@ -282,21 +296,6 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> Config:
     return {"warmup_steps": warmup, "learning_rate_factor": float(f"{peak / usual:.3g}")}
 
 
-def describe_inheritance(given: Config, recipe: Config, settings: Settings) -> str:
-    """One line for people: the learning rate, and which settings the parent changed."""
-    usual = resolve(given, recipe, {"task": settings.task}).as_dict()
-    own = {*_fixed_by_parent(type(settings)), "preset", "vocabulary_size", "separate_vocabularies"}
-    own |= {setting.name for setting in fields(settings) if not setting.metadata["is_inherited"]}
-    own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
-    kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
-    highest = learning_rate(settings, min(settings.warmup_steps, settings.steps))
-    return (
-        f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
-        f"learning rate of {highest:.2g} (--learning-rate-factor {settings.learning_rate_factor:.3g}); from that run, "
-        f"besides its sizes: {', '.join(kept) or 'nothing'}; a flag wins"
-    )
-
-
 def with_steps(settings: Settings, steps: int, given: Config) -> Settings:
     """The settings with so many steps, and where the user did not give a warm-up with one that fits."""
     settings = replace(settings, steps=steps, hours=None)
@@ -320,12 +319,6 @@ def warn_of_a_long_warm_up(settings: Settings) -> None:
         )
 
 
-def warn_of_settings_that_cannot_pay(settings: Settings) -> None:
-    """Warns of a setting that only costs time without another."""
-    if settings.xla and getattr(settings, "static_shapes", None) == 0:
-        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
-
-
 def settings_of(task: str) -> type[Any]:
     """The class of a task's settings.
 
@@ -339,8 +332,13 @@ def settings_of(task: str) -> type[Any]:
 
 def owners_of(flag: str) -> list[str]:
     """The tasks that have a flag."""
-    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
+    return [task for task, its in TASKS.items() if any(flag in spellings_of(one) for one in fields(its.settings))]
+
+
+def spellings_of(setting: Field) -> list[str]:
+    """The flag of a setting, and of a switch the flag that turns it off."""
+    can_be_off = setting.metadata["options"].get("action") is argparse.BooleanOptionalAction
+    return [flag_of(setting.name), *([flag_of(f"no_{setting.name}")] if can_be_off else [])]
 
 
 def foreign(flag: str, owners: list[str], task: str) -> str:

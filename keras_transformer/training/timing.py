@@ -6,6 +6,7 @@ import math
 import shlex
 import tempfile
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,13 +15,14 @@ import numpy as np
 
 from keras_transformer.errors import command_line, say
 from keras_transformer.options import Config
+from keras_transformer.own_parts import import_flags
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import write_config
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.common_settings import flag_of
+from keras_transformer.training.common_settings import Settings, flag_of
 from keras_transformer.training.records import clock
-from keras_transformer.training.resolution import with_steps
+from keras_transformer.training.resolution import spellings_of, with_steps
 from keras_transformer.training.task import Prepared, Run
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def _recording_seconds(run: Run, model: FamilyModel) -> float:
     drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
     history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}
     run.folder.checkpoints.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=run.folder.checkpoints) as folder:
+    with tempfile.TemporaryDirectory(dir=run.folder.checkpoints, prefix=".timing-") as folder:
         for _ in range(2):  # the first time loads matplotlib
             began = time.monotonic()
             learning_curves(history).savefig(Path(folder) / "curves.png", dpi=120)
@@ -169,17 +171,20 @@ def shorter_commands(run: Run) -> list[str]:
     }
     smaller = [] if settings.init_from else [{**given, **half}]
     variants = [*smaller, {**given, "hours": LONG_SECONDS / 3600}, {**given, "steps": settings.steps}]
-    return [" ".join([command_line("train"), *map(shlex.quote, _as_words(variant))]) for variant in variants]
+    return [
+        f"{command_line('train')} {shlex.join(_as_words(variant, settings))}{import_flags()}" for variant in variants
+    ]
 
 
-def _as_words(given: Config) -> list[str]:
+def _as_words(given: Config, settings: Settings) -> list[str]:
     words: list[str] = []
-    for name, value in given.items():
+    for setting in fields(settings):
+        value = given.get(setting.name)
         if isinstance(value, bool):
-            words.append(flag_of(name) if value else flag_of(f"no-{name}"))
+            words += spellings_of(setting)[0 if value else 1 :][:1]
         elif value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else value
-            words += [flag_of(name), f"{value:g}" if name == "hours" else str(value)]
+            words += [flag_of(setting.name), f"{value:g}" if setting.name == "hours" else str(value)]
     return words
 
 

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import train_on_ray
+from keras_transformer import own_parts
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.training import run
 from keras_transformer.training.devices import WorkerLost
 from tests.examples.conftest import ROOT, wait
 from tests.processes import killed_at_end
@@ -100,6 +104,26 @@ def test_workers_begin_again_as_asked_until_the_run_has_begun_and_no_retry_is_le
     with pytest.raises(JobError, match=f"^worker 1 died, and no retry is left; .* --resume --out {tmp_path}$"):
         train_on_ray.train(Launch(retries=1), {})
     assert tries == []
+
+
+def test_modules_are_imported_here_and_by_each_worker(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(own_parts.VARIABLE, "")
+    Path("imported_by_ray.py").write_text("IS_THERE = True\n")
+    begun = []
+    monkeypatch.setattr(train_on_ray, "train", lambda launch, given: begun.append((launch.workers, given["steps"])))
+    assert train_on_ray.main(["--workers", "3", "--import", "imported_by_ray", "--steps", "7"]) == 0
+    assert begun == [(3, 7)] and os.environ[own_parts.VARIABLE] == "imported_by_ray"
+    assert train_on_ray.main(["--import", "no_module_of_this_name"]) == 2
+    del sys.modules["imported_by_ray"]
+    context = SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_rank=lambda: 1))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(train=context))
+    monkeypatch.setattr(train_on_ray, "logging", Mock())
+    monkeypatch.setattr(run, "train", begun.append)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    train_on_ray._work({"given": {}, "folder": str(tmp_path), "lines": None, "imports": "--import imported_by_ray"})
+    assert begun[1:] == [{}] and "imported_by_ray" in sys.modules
 
 
 def test_what_would_come_again_is_not_a_lost_worker() -> None:

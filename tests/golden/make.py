@@ -18,7 +18,7 @@ from keras_transformer.run_config import versions
 from tests.golden.cases import CASES, TASKS, task_of
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults
 from tests.golden.record import fresh_entries, parts_of, questions_of, recorded, searches_of
-from tests.golden.stored import HERE, Entries, pack, read, trained, unpack, write
+from tests.golden.stored import HERE, Entries, freeze, pack, read, trained, unpack, write
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -26,8 +26,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.golden.make", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all of {', '.join(CASES)} by default")
     parser.add_argument("--train", action="store_true", help="train the runs anew, in place of those that are stored")
+    parser.add_argument("--freeze", action="store_true", help="write a run of a new format into tests/data, once")
     arguments = parser.parse_args(argv)
-    for name in arguments.cases or CASES:
+    if arguments.freeze:
+        with tempfile.TemporaryDirectory() as folder:
+            freeze(Path(folder))
+    for name in arguments.cases or (CASES if not arguments.freeze else []):
         with tempfile.TemporaryDirectory() as folder:
             make(name, Path(folder), arguments.train)
 

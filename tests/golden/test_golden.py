@@ -1,13 +1,20 @@
 """The stored runs answer, export and look as they did when they were made, but for rounding; see README.md."""
 
+import json
+import zipfile
 from typing import Any
 
 import pytest
 
-from tests.golden.cases import CASES, TASKS
+from keras_transformer import load
+from keras_transformer.making import make_model
+from keras_transformer.run_config import FORMAT
+from keras_transformer.run_folder import RunFolder, read_config, save_model
+from tests.golden.cases import CASES, TASKS, write_files
 from tests.golden.compare import faults
 from tests.golden.record import fresh_entries, parts_of, recorded
-from tests.golden.stored import HERE, read, unpack
+from tests.golden.stored import FROZEN, HERE, arrays_of, read, unpack
+from tests.training.runs import trained as train_here
 
 
 def is_quick(name: str, part: str) -> bool:
@@ -33,6 +40,31 @@ def test_a_stored_run_answers_and_exports_as_it_did(name, part, tmp_path):
 def test_a_new_run_has_the_files_and_the_configuration_that_it_had(name, tmp_path):
     found = faults(name, read(name, "fresh"), fresh_entries(name, tmp_path))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_has_the_arrays_that_runs_of_this_format_store(name, tmp_path):
+    run = unpack(name, tmp_path / "run")
+    save_model(RunFolder(tmp_path), make_model(read_config(run)["model"]))
+    assert arrays_of(tmp_path) == arrays_of(run), (
+        f"model.keras of format {FORMAT} holds other arrays than today's code writes: give FORMAT in run_config.py "
+        "another number, and do what docs/CONTRIBUTING.md says under 'Change what a run stores'"
+    )
+
+
+ARCHIVES = sorted(FROZEN.glob("run-format-*.zip"))
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=[path.stem for path in ARCHIVES])
+def test_a_run_that_an_older_version_wrote_answers_as_it_did_and_goes_on(archive, tmp_path):
+    assert FROZEN / f"run-format-{FORMAT}.zip" in ARCHIVES and archive.stat().st_size < 60_000
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(tmp_path)
+    write_files("modern", tmp_path)
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert load(tmp_path / "run").translate([*answers]) == [*answers.values()]
+    said = train_here(tmp_path, "--resume --out run --steps 303")
+    assert "resuming at step 300\n" in said and "older checkpoint" not in said and "wrote run/model.keras" in said
 
 
 def test_every_case_is_stored_whole_and_in_little_room():

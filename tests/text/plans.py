@@ -25,7 +25,8 @@ def batches_of(plan: Plan, epoch: int = 0) -> list[Batch]:
         for name, array in inputs.items():
             like = plan.like.inputs[name]
             assert array.dtype == like.dtype and array.ndim == like.ndim and len(array) == len(labels)
-            assert array.ndim > 2 or array.size <= getattr(plan, "token_budget", array.size)
+            num_real = is_real.any(axis=1).sum() if is_real.ndim > 1 else 0  # blank rows are beyond the budget
+            assert array.ndim > 2 or num_real * array.shape[1] <= getattr(plan, "token_budget", array.size)
         assert labels.dtype == np.int32 and weights.dtype == np.float32 and weights.shape == labels.shape
         found.append(batch)
     return found

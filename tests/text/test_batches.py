@@ -47,6 +47,10 @@ def test_an_epoch_is_every_pair_once_within_the_budget(corpus, pairs, unigram, s
     batches = batches_of(plan, epoch)
     sources, targets = ([(*ids, END) for ids in unigram.encode(side)] for side in zip(*pairs, strict=True))
     assert rows_of(batches) == Counter(zip(sources, targets, strict=True))
+    undivided = batches_of(BatchPlan(corpus, **{**settings, "num_replicas": 1, "accumulate": 1}), epoch)
+    assert [rows_of([one]) for one in batches] == [rows_of([one]) for one in undivided], (
+        "each batch, not the epoch alone"
+    )
     for inputs, labels, _ in batches:
         assert (inputs["target_ids"][:, 0] == START)[labels.any(1)].all()
         before = np.where(labels == END, PAD, labels)[:, :-1]  # the decoder reads start and the labels before

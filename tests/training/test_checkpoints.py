@@ -114,8 +114,12 @@ def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_average
             checkpoints.save(step, model, PROGRESS, best_step if best_step is None or best_step <= step else None)
         assert (checkpoints.steps(), checkpoints.whole_steps()) == (weights, [50, 60])
         assert len(list(checkpoints.folder.iterdir())) == len(weights) + 2
-        checkpoints.clear()
-        assert list(checkpoints.folder.iterdir()) == []
+        held = set(checkpoints.folder.iterdir())
+        (checkpoints.folder / ".timing-3f2").mkdir()
+        (checkpoints.folder / ".timing-3f2" / "00000000.state.npz").touch()
+        (checkpoints.folder / ".4711-00000070.state.npz").touch()
+        checkpoints.clear_leftovers()
+        assert set(checkpoints.folder.iterdir()) == held, "what a killed process left is gone"
     checkpoints = Checkpoints(tmp_path / "stopped", keep=3, every=10)
     averaged = []
     for steps in ([10, 20, 30, 33, 37], [40], [45]):
@@ -264,7 +268,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model
 
 PROGRESSES: list[Any] = [
     *(b"{", b"\xff", b"7", b"[" * 90_000, b'{"step": 7}'),
-    *(json.dumps({**PROGRESS, **more}).encode() for more in ({"more": 1}, {"step": "7"}, {"step": True})),
+    *(json.dumps({**PROGRESS, **more}).encode() for more in ({"more": 1}, {"step": "7"}, {"step": True}, {"step": -1})),
     json.dumps(PROGRESS).encode() + b" " * 200_000,
     [Trap()],
 ]
@@ -281,9 +285,37 @@ def test_a_progress_that_is_none_is_damage(folder, model, two, capsys):
     assert_equal(two[5], arrays(model))
 
 
-def test_where_all_are_damaged_or_of_another_model_the_job_fails_and_the_model_is_as_it_was(folder, model, two, capsys):
-    with pytest.raises(JobError, match="no checkpoint in .* is whole"):
-        Checkpoints(folder).restore(compiled(21), PROGRESS)
+def without(*names: str) -> Damage:
+    """Leaves arrays out whose names begin so."""
+    return with_arrays(lambda values: {name: values[name] for name in values if not name.startswith(names)})
+
+
+def test_metrics_that_are_missing_or_others_are_no_damage(folder, model, two, capsys):
+    """A checkpoint of several workers has none, and another version may count others."""
+    path, metrics = folder / "00000007.state.npz", [np.asarray(value) for value in model.metrics_variables]
+    more: Damage = with_arrays(lambda values: {**values, "metrics-0099": np.zeros(3)})
+    for change in (without("metrics"), without("metrics-0001"), more):
+        values = load(path)
+        change(path)
+        fill(model, 1)
+        before = [np.array(value) for value in model.metrics_variables]
+        assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS and not capsys.readouterr().err
+        assert_equal(arrays(model), [*two[7][: -len(metrics)], *before])
+        np.savez(path, **values)
+
+
+def test_a_whole_checkpoint_of_another_model_is_told_as_what_it_is_and_nobody_is_told_to_remove_it(folder, two, capsys):
+    deeper = compiled(model=LanguageModel(20, 8, **{**SIZES, "tied_output": False, "num_layers": 2}))
+    for one, told in ((compiled(21), r"expected 0000-.* of shape \(21, 8\), float32; it has \(20, 8\)"), (deeper, "")):
+        with pytest.raises(JobError) as raised:
+            Checkpoints(folder).restore(one, PROGRESS)
+        assert re.search(told or "is the first array that only one of both has", capsys.readouterr().err)
+        assert str(raised.value) == (
+            f"no checkpoint in {folder} is of this model: go on with the version of keras-transformer that wrote them"
+        )
+
+
+def test_where_all_are_damaged_the_job_fails_and_the_model_is_as_it_was(folder, model, two, capsys):
     damaged = folder / "00000007.state.npz", folder / "00000005.weights.npz"
     for path in damaged:
         DAMAGES["truncated"](path)
@@ -294,6 +326,9 @@ def test_where_all_are_damaged_or_of_another_model_the_job_fails_and_the_model_i
     assert_equal(before, arrays(model))
     err = capsys.readouterr().err
     assert all(str(path) in err for path in damaged)
+    (folder.parent / "model.keras").touch()
+    with pytest.raises(JobError, match="is whole: begin another run with the weights of its model.keras, by --init-"):
+        Checkpoints(folder).restore(model, PROGRESS)
 
 
 def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_path):
@@ -324,14 +359,15 @@ def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_pat
         average(tmp_path, 1)
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model, two):
+def test_a_checkpoint_of_another_format_is_refused_and_named(folder, model, two):
     for part in ("weights", "state"):
         path = folder / f"00000007.{part}.npz"
         values = load(path)
         assert int(values["format"]) == 2
-        np.savez(path, **{**values, "format": np.array(3)})
-        message = f"^{re.escape(str(path))} was written by a newer version of keras-transformer: install that version$"
-        with pytest.raises(RequestError, match=message):
-            Checkpoints(folder).restore(model, PROGRESS)
+        for number in (1, 3):
+            np.savez(path, **{**values, "format": np.array(number)})
+            told = f"has the format {number} of another version of keras-transformer: install that one"
+            with pytest.raises(RequestError, match=f"^{re.escape(str(path))} {told}$"):
+                Checkpoints(folder).restore(model, PROGRESS)
         np.savez(path, **values)
     assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS

@@ -208,6 +208,8 @@ UNKNOWN = {
     "--epochs=3": "there is no flag --epochs; did you mean --steps?",
     "--num-lay 2": "there is no flag --num-lay; did you mean --num-layers?",
     "--zzz": "there is no flag --zzz",
+    "--no-dropout": "there is no flag --no-dropout; did you mean --dropout?",
+    "--no-image-size": "there is no flag --no-image-size",
     "images --source a": "--source belongs to --task translation or language-model; received --task images",
     "--task next-item --no-clean": "--no-clean belongs to --task translation or language-model; received --task next",
     "classification stray": "unrecognized arguments: stray",

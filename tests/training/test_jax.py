@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.feeding import Batch, padded
 from keras_transformer.training import request
 from keras_transformer.training.resolution import settings_of
@@ -40,6 +41,16 @@ def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(RequestError, match="^training runs on TensorFlow or JAX; received KERAS_BACKEND=torch"):
         request._check_devices(usual)
+
+
+def test_a_run_goes_on_with_the_back_end_that_it_began_with():
+    """Their seeds have other types, and JAX's batches are padded."""
+    folder = RunFolder("runs/mine")
+    for known in ({"tensorflow": "2.21.0"}, {"keras": "3.15.1"}):
+        request._check_back_end(folder, {"versions": known})
+    told = "--resume: the run began with KERAS_BACKEND=jax; received tensorflow: go on with jax, or begin another run"
+    with pytest.raises(RequestError, match=f"^{told} with its weights, by --init-from runs/mine$"):
+        request._check_back_end(folder, {"versions": {"jax": "0.11.2"}})
 
 
 @pytest.mark.parametrize("per_octave", [1, 4])

@@ -180,3 +180,16 @@ def test_of_many_lines_some_are_looked_at_and_a_lossless_vocabulary_changes_none
     monkeypatch.setattr(preparation, "MOST_CHECKED", 5)
     assert told(capsys, ["½", "a"] * 5, nmt_nfkc)[1] == 1, "every second line"
     assert told(capsys, ["½"], nmt_nfkc, is_resumed=True) == ("", None)
+
+
+def test_sampling_that_only_a_recipe_asked_for_gives_way_to_a_vocabulary_that_has_none(monkeypatch, capsys):
+    joint = SimpleNamespace(is_sentencepiece=False, tags=())
+    monkeypatch.setattr(preparation, "_tokenizers_of", lambda *_: preparation.Tokenizers(joint, joint))  # type: ignore[arg-type]
+    settings = resolve({"source": "a", "target": "b", "init_from": "parent"}, {"sampling": 0.5})
+    run: Any = SimpleNamespace(settings=settings, given={"sampling": 0.5}, config={})
+    with pytest.raises(RequestError, match="^--sampling draws among .*; parent has another vocabulary: leave it out$"):
+        preparation._tokenizers(run, [])
+    run.given = {}
+    preparation._tokenizers(run, [])
+    assert run.settings.sampling == run.config["settings"]["sampling"] == 0
+    assert capsys.readouterr().err.startswith("--sampling 0.5 gives way to 0: --sampling draws among the pieces")

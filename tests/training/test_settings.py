@@ -1,9 +1,12 @@
 """Which settings win and are refused, what a run hands on and takes from one that it fine-tunes, what is told."""
 
+import contextlib
 import functools
+import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import pytest
 
 import train
+from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.making import AUTO_ROWS, PRESETS
+from keras_transformer.options import Config
 from keras_transformer.run_folder import read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.tasks import TASKS
@@ -23,7 +28,7 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
-from keras_transformer.training.request import open_run
+from keras_transformer.training.request import open_run, settings_and_corpus
 from keras_transformer.training.resolution import (
     check,
     fine_tuned,
@@ -33,8 +38,8 @@ from keras_transformer.training.resolution import (
     model_settings,
     resolve,
     resumed,
-    settings_and_corpus,
     settings_of,
+    wanted_settings,
 )
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
@@ -52,12 +57,88 @@ def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
     assert resolve({"task": "language-model"}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
 
 
+CORPORA = {
+    "translation": corpora, "language-model": prose, "masked-tokens": prose, "classification": labelled,
+    "next-item": logs, "images": corpus,
+}  # fmt: skip
+
+
 def test_every_recipe_is_one_that_a_run_may_have():
-    of_tasks = {"translation": corpora, "language-model": prose, "classification": labelled, "next-item": logs}
-    for task, module in {**of_tasks, "images": corpus}.items():
+    for task, module in CORPORA.items():
         for name, recipe in module.RECIPES.items():
             found = resolve({"task": task}, recipe).as_dict()
             assert {key: found[key] for key in recipe} == recipe, name
+
+
+def spellings(slot: str) -> Iterator[str]:
+    """Every part of a slot as flags spell it: with its defaults, and with each option at other values."""
+    for name, part in family.ALL_SLOTS[slot].items():
+        yield name
+        for key, option in part.options.items():
+            values = [True, False] if option.kind is bool else [option.least, 3, 10, 64]
+            yield from (f"{name}:{key}={value}" for value in values if option.least <= value <= option.most)
+
+
+def fits(task: str, chosen: dict[str, Any], given: dict[str, str]) -> bool:
+    """Whether a model has the parts that are given, if some of the parts that nobody gave have their defaults."""
+    cls: Any = TASKS[task].settings
+    usual = {name: cls.__dataclass_fields__[name].default for name in model_settings(cls)}
+    slots = {name: option.slot for name, option in family.KINDS[cls.kind].arguments.items() if option.slot}
+    free = [name for name in chosen if name in slots and name not in given]
+    for count in range(len(free) + 1):
+        for dropped in itertools.combinations(free, count):
+            taken = {name: value for name, value in chosen.items() if name in usual and name not in dropped}
+            arguments = usual | taken | given
+            parts = {name: family.parse(arguments[name], slots[name]) for name in slots if arguments.get(name)}
+            with contextlib.suppress(family.Fault):
+                return bool(family.complete(arguments | parts, cls.kind))
+    return False
+
+
+@pytest.mark.parametrize("task", CORPORA)
+def test_what_fits_the_recipe_is_accepted_and_nothing_else(task, capsys):
+    """For each recipe and preset and each part with each option; a part that nobody asked for gives way."""
+    cls = TASKS[task].settings
+    below = {} if cls.preset == "auto" else PRESETS["tiny"]  # a recipe is whole
+    sources: list[Any] = [
+        ({}, recipe, 0, {**below, **cls.defaults, **recipe}) for recipe in CORPORA[task].RECIPES.values()
+    ]
+    sources += [({"preset": name}, {}, 0, {**preset, **cls.defaults}) for name, preset in PRESETS.items()]
+    sources += [({}, {}, least, row) for least, row in AUTO_ROWS.items() if task == "translation"]
+    accepted = {True: 0, False: 0}
+    for preset, recipe, num_pairs, chosen in sources:
+        for argument, option in family.KINDS[cls.kind].arguments.items():
+            for text in spellings(option.slot) if option.slot and argument in cls.__dataclass_fields__ else ():
+                try:
+                    found = resolve({"task": task, **preset, argument: text}, recipe, num_pairs=num_pairs)
+                    is_accepted = getattr(found, argument).partition(":")[0] == text.partition(":")[0]
+                except RequestError:
+                    is_accepted = False
+                assert is_accepted == fits(task, chosen, {argument: text}), (recipe or preset, argument, text)
+                accepted[is_accepted] += 1
+    assert min(accepted.values()) > 10
+    assert ("gives way" in capsys.readouterr().err) == (task != "images"), "whose defaults win over the presets"
+
+
+GIVES_WAY: list[tuple[dict[str, Any], Config, str, str]] = [
+    ({"attention": "compressed"}, {}, "positions", "--positions rotary gives way to sinusoidal: --positions must be "),
+    ({"hidden_dim": 36}, {}, "positions", "--positions rotary gives way to sinusoidal: --key-dim must be even for "),
+    ({"task": "images", "image_size": 128}, corpus.DIGITS_RECIPE, "stem", "--stem attentive:filters=32 gives way to "),
+]
+
+
+def test_a_part_that_nobody_asked_for_gives_way_and_is_told(capsys):
+    for given, recipe, name, message in GIVES_WAY:
+        settings = resolve(given, recipe, num_pairs=29_000)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(message) and getattr(settings, name) == type(settings).__dataclass_fields__[name].default
+        with pytest.raises(RequestError):
+            resolve({**given, name: getattr(wanted_settings(given, recipe, num_pairs=29_000), name)}, recipe)
+        assert not capsys.readouterr().err, "two flags that contradict each other are refused"
+    modern = resolve({"preset": "modern"}, {})
+    parent = {"settings": modern.as_dict(), "model": model_of(modern)}
+    with pytest.raises(RequestError, match="^--init-from: that run has --attention full; received: compressed"):
+        fine_tuned({"attention": "compressed"}, {}, parent)
 
 
 def test_auto_goes_by_the_number_of_pairs_and_flags_win():
@@ -78,11 +159,14 @@ def test_auto_completes_a_recipe_that_does_not_say_how_long_to_train_and_fine_tu
     assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
 
 
+def model_of(settings: Any) -> Config:
+    """The model in the configuration of a run with these settings."""
+    own = {"kind": settings.kind, "vocabulary_size": 37}
+    return {name: getattr(settings, name) for name in model_settings(type(settings))} | own
+
+
 def test_an_imported_model_is_fine_tuned_for_a_part_of_the_steps_that_as_many_pairs_take_unless_a_flag_wins():
-    config = resolve({}, {}).as_dict()
-    own = {"kind": TASKS["translation"].kind, "vocabulary_size": 37}
-    model = {name: config[name] for name in model_settings(Settings)} | own
-    parent = {"settings": {}, "model": model}
+    parent = {"settings": {}, "model": model_of(resolve({}, {}))}
     for num_pairs, row in ((7_980, 5_000), (10**7, 10**6)):
         found = fine_tuned({}, {}, parent, num_pairs)
         assert found.steps == AUTO_ROWS[row]["steps"] // 4 and found.steps >= 2 * found.checkpoint_every
@@ -182,11 +266,12 @@ def test_settings_tell_whose_normalization_it_is():
     assert resumed(older, {}).normalization is None
 
 
-def test_a_run_that_goes_on_may_have_more_steps_and_its_text_elsewhere_and_nothing_else():
+def test_a_run_that_goes_on_may_have_more_steps_and_run_elsewhere_and_nothing_else():
     stored = Settings(steps=10).as_dict()
     assert resumed(stored, {"steps": 11}).steps == 11
-    assert resumed(stored, {"steps": 10, "data_dir": "elsewhere"}).data_dir == "elsewhere"
-    for given in ({"steps": 9}, {"seed": 2}, {"accumulate": 2}, {"dropout": 0.25}, {"xla": True}, {"devices": "cpu"}):
+    elsewhere = {"data_dir": "elsewhere", "devices": "cpu:2", "threads": 3}
+    assert resumed(stored, {"steps": 10, **elsewhere}) == Settings(steps=10, **elsewhere)
+    for given in ({"steps": 9}, {"seed": 2}, {"accumulate": 2}, {"dropout": 0.25}, {"xla": True}):
         with pytest.raises(RequestError, match=r"^--resume: --\w+ was .* when the run began; received: "):
             resumed(stored, given)
 
@@ -321,6 +406,15 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_and_xla_without_static_
     for shapes, warns in ((0, True), (None, False), (8, False)):
         opened({**text, "xla": True, "static_shapes": shapes, "steps": 2})
         assert ("give --static-shapes too" in capsys.readouterr().err) == warns
+
+
+def test_flags_that_fit_the_recipe_alone_are_accepted(opened):
+    """Without the recipe an image has 224 pixels a side, and a history 256 items."""
+    for preset in ({}, {"preset": "tiny"}):
+        images = opened({"task": "images", "stem": "attentive:filters=8", **preset})
+        assert images.config["model"]["stem"]["filters"] == 8
+        items = opened({"task": "next-item", "positions": "xpos:scale_base=10", **preset})
+        assert items.config["model"]["positions"]["scale_base"] == 10
 
 
 def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(opened, tmp_path, capsys):

@@ -15,6 +15,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks import TASKS, Task, task_of
+from keras_transformer.training.resolution import fine_tuned
 from tests.interrupted import interrupt
 from tests.tagging.pipeline import load
 from tests.training.runs import assert_same_end, column, trained
@@ -55,6 +56,14 @@ def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
     with pytest.raises(SystemExit):
         main(["train", "--tag-mark", ":"])
     assert "--tag-mark belongs to --task tagging" in capsys.readouterr().err
+
+
+def test_a_task_of_the_same_kind_with_fewer_settings_fine_tunes_it(place):
+    """Classification has no `--tag-mark`, and takes the rest of how the tagger was trained."""
+    parent = read_config(place / "whole")
+    settings = fine_tuned({"task": "classification"}, {}, parent)
+    assert (settings.task, settings.hidden_dim, settings.token_budget) == ("classification", 16, 600)
+    assert not hasattr(settings, "tag_mark") and settings.steps == parent["settings"]["steps"]
 
 
 def test_it_answers_by_a_command_and_other_commands_name_it(place, capsys, monkeypatch):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.run_folder import read_config
+from keras_transformer import own_parts
+from keras_transformer.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import timing
@@ -74,13 +75,22 @@ def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, **settin
     return SimpleNamespace(settings=Settings(**settings), given=given, corpus=corpus, config={})
 
 
-def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c():
+def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
+    """`distill` gives `resume`, and a module that the command imported is imported again."""
+    monkeypatch.setenv(own_parts.VARIABLE, "json")
     given = {"source": "a file.en", "target": "b.de", "clean": True, "xla": False, "dropout": 0.2}
-    commands = timing.shorter_commands(run_of(given, hidden_dim=256, intermediate_dim=1024, num_heads=4, steps=8000))
+    by_distill = {**given, "resume": False}
+    commands = timing.shorter_commands(
+        run_of(by_distill, hidden_dim=256, intermediate_dim=1024, num_heads=4, steps=8000)
+    )
     ways: list[dict[str, Any]] = [{"hidden_dim": 128, "intermediate_dim": 512}, {"hours": 2.0}, {"steps": 8000}]
     for command, way in zip(commands, ways, strict=True):
-        found = vars(parser().parse_args(shlex.split(command)[2:]))
+        *words, flag, module = shlex.split(command)[2:]
+        found = vars(parser().parse_args(words))
+        assert (flag, module) == ("--import", "json")
         assert {name: found[name] for name in found if found[name] is not None} == {**given, "overwrite": True, **way}
+    again = parser().parse_args(shlex.split(resume_command(RunFolder("my run")))[2:])
+    assert (again.resume, again.out, vars(again)["import"]) == (True, "my run", "json")
     assert len(timing.shorter_commands(run_of(given, init_from="parent"))) == 2, "sizes are the parent's"
 
 

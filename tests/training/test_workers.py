@@ -19,7 +19,7 @@ from keras_transformer.training import devices, run
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import run_module, trained
 
-FLAGS = ["--steps", "4", "--checkpoint-every", "2", "--dropout", "0"]
+FLAGS = ["--checkpoint-every", "2", "--dropout", "0"]
 ADDRESSES = ["a:1", "b:1"]
 MACHINES = {"worker": ADDRESSES}
 
@@ -34,19 +34,29 @@ def task(index: Any, kind: str = "worker") -> dict[str, Any]:
     return {"type": kind, "index": index}
 
 
-def two_workers(folder: Path, *rounds: tuple[list[str], int]) -> list[list[int]]:
-    """Trains with two workers, with other flags in each round, and returns the exit statuses of each round.
+Job = tuple[str, list[str], str, int, bool]
 
-    The workers write `NAME.log` for "first 0", "first 1", "second 0", … The second worker of a round kills itself after
-    a step; after none if that is 0.
+
+def jobs(log: Path, flags: list[str], last_step: int = 0, count: int = 2) -> list[Job]:
+    """Jobs of `worker.py`, which train together and write `LOG 0.log`, `LOG 1.log`. One alone needs no graph.
+
+    The second kills itself after a step; after none if that is 0.
     """
-    jobs = []
-    for name, (flags, last_step) in zip(("first", "second"), rounds, strict=False):
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-        configs = [json.dumps({"cluster": cluster, "task": task(index)}) for index in range(2)]
-        names = [str(folder / f"{name} {index}") for index in range(2)]
-        jobs.append([(names[index], flags, configs[index], last_step * index) for index in range(2)])
-    return json.loads(run_module(folder, "tests.training.worker", json.dumps(jobs)))
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
+    configs = [json.dumps({"cluster": cluster, "task": task(index)}) if count > 1 else "" for index in range(count)]
+    return [(f"{log} {index}", flags, config, last_step * index, count == 1) for index, config in enumerate(configs)]
+
+
+def ended(folder: Path, *rounds: list[Job]) -> list[list[int]]:
+    """Runs the jobs of each round at once; returns their exit statuses."""
+    return json.loads(run_module(folder, "tests.training.worker", json.dumps(rounds)))
+
+
+def two_workers(folder: Path, *rounds: tuple[list[str], int]) -> list[list[int]]:
+    """Trains with two workers, with other flags in each round, and returns the exit statuses of each round; the logs
+    are named "first" and "second"."""
+    named = zip(("first", "second"), rounds, strict=False)
+    return ended(folder, *(jobs(folder / name, *of_round) for name, of_round in named))
 
 
 def arrays_in(path: Path) -> list[np.ndarray]:
@@ -54,20 +64,64 @@ def arrays_in(path: Path) -> list[np.ndarray]:
         return [file[each] for each in file.files]
 
 
-def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_one_that_nothing_happened_to(tmp_path):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with the runs of this module, which one process and its forks have trained, and their logs.
+
+    Of the two workers of `together` one dies. `workers` and `devices` go on with two instead of one, then with one.
+    """
+    folder, begun = tmp_path_factory.mktemp("workers"), list[str]()
+
+    def steps(count: int, name: str, last: int, *more: str, last_step: int = 0) -> list[Job]:
+        begun.append(name)
+        begins = begun.count(name) == 1
+        first = [*tiny_flags(folder, folder / name), *FLAGS] if begins else ["--resume", "--out", str(folder / name)]
+        return jobs(folder / f"{name} {last}", [*first, "--steps", str(last), *more], last_step, count)
+
+    rounds = [
+        [
+            *steps(2, "together", 4, last_step=3), *steps(1, "workers", 3), *steps(1, "devices", 3),
+            *steps(1, "whole", 11),
+        ],
+        [*steps(2, "together", 5), *steps(2, "workers", 7), *steps(1, "devices", 7, "--devices", "cpu:2")],
+        [*steps(1, "workers", 11), *steps(1, "devices", 11, "--devices", "cpu")],
+    ]  # fmt: skip
+    statuses, logs = ended(folder, *rounds), sorted(folder.glob("*.log"))
+    expected = [[1, -signal.SIGKILL, 0, 0, 0], [0] * 5, [0] * 2]
+    assert statuses == expected, "\n".join(f"{path.name}:\n{path.read_text()}" for path in logs)
+    return folder
+
+
+def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_one_that_nothing_happened_to(place):
     """Each takes its own half of every batch: were it the same half, they would learn from half of the text."""
-    flags = [*tiny_flags(tmp_path, tmp_path / "together"), *FLAGS]
-    resumed = ["--resume", "--out", str(tmp_path / "together")]
-    ended = two_workers(tmp_path, (flags, 3), (resumed, 0))
-    first, *logs = ((tmp_path / f"{name}.log").read_text() for name in ("first 0", "second 0", "second 1"))
-    assert ended == [[1, -signal.SIGKILL], [0, 0]], "\n".join([first, *logs])
+    first, *logs = ((place / f"together {name}.log").read_text() for name in ("4 0", "5 0", "5 1"))
     assert "error: another worker stopped, or cannot be reached; the checkpoints are intact: start all" in first
     assert "Traceback" not in first and all("resuming at step 2\n" in log for log in logs)
-    # One worker has as many parts of a batch as two workers have together.
-    trained(tmp_path, " ".join([*tiny_flags(tmp_path, tmp_path / "alone"), *FLAGS, "--accumulate", "2"]))
-    weights = [arrays_in(tmp_path / name / "checkpoints/00000004.weights.npz") for name in ("together", "alone")]
-    for mine, alone in zip(*weights, strict=True):
-        np.testing.assert_allclose(mine, alone, rtol=0, atol=1e-4)
+    trained(place, " ".join([*tiny_flags(place, place / "alone"), *FLAGS, "--steps", "5"]))
+    assert_close(place / "together", place / "alone", 5)
+
+
+def assert_close(run: Path, other: Path, step: int) -> None:
+    """Two runs have the same weights at a step, but for rounding, and have seen the same text."""
+    mine, theirs = (arrays_in(each / f"checkpoints/{step:08}.weights.npz") for each in (run, other))
+    for one, another in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(one, another, rtol=0, atol=1e-4)
+    progresses = []
+    for each in (run, other):
+        with np.load(each / f"checkpoints/{step:08}.state.npz") as file:
+            progresses.append(json.loads(file["progress"].tobytes()))
+    places = [[progress[name] for name in ("step", "epoch", "batch", "tokens")] for progress in progresses]
+    assert places[0] == places[1]
+
+
+@pytest.mark.parametrize("name", ["workers", "devices"])
+def test_a_run_goes_on_with_other_workers_or_devices_as_one_that_never_stopped(place, name):
+    """One → two → one, each time in the middle of a round and of an epoch. Who counted no whole round says so."""
+    for last, before in ((7, 3), (11, 7)):
+        log = (place / f"{name} {last} 0.log").read_text()
+        assert f"resuming at step {before}\nof this round, the loss and the metrics are means from step" in log
+        assert "warning" not in log
+    assert_close(place / name, place / "whole", 11)
 
 
 def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.training import common_settings as base
-from keras_transformer.training.common_settings import DATA, count, file, flag, task_settings
+from keras_transformer.training.common_settings import DATA, TRAINING, count, file, flag, task_settings
 
 
 @task_settings("images", "image-classifier", dataset="digits", label_smoothing=0.0, **family.VISION)
@@ -15,7 +15,7 @@ class Settings(base.Settings):
     dataset: str | None = flag(DATA, None, "digits", is_inherited=False, metavar="NAME")
     images: str | None = file("a folder with a folder of images for each label", own="folder", reads="folder")
     valid_images: str | None = file("validation images (default: a tenth of each label's)", reads="folder")
-    random_shift: int = count(DATA, 0, "move each image of training by up to so many pixels", least=0)
+    random_shift: int = count(TRAINING, 0, "move each image of training by up to so many pixels", least=0)
 
     @property
     def has_few_shapes(self) -> bool:
