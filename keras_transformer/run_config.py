@@ -64,12 +64,9 @@ def write(path: Path, config: Config) -> None:
     """Writes config.json in today's format. It names this version as the writer.
 
     Raises:
-        RequestError: a label is one that `read` refuses.
+        RequestError: see `require_labels`.
     """
-    try:
-        check_labels(config.get("labels", []))
-    except ValueError as error:
-        raise RequestError(f"{error}: rename the label") from None
+    require_labels(config.get("labels", []))
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
     modules = modules_of(config["model"]) if "kind" in config.get("model", {}) else []
@@ -157,6 +154,14 @@ def check_labels(labels: list[str]) -> None:
     LABELS.checked(labels, "labels")
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
+
+
+def require_labels(labels: list[str]) -> None:
+    """Raises RequestError for labels that no run may have; see `check_labels`."""
+    try:
+        check_labels(labels)
+    except ValueError as error:
+        raise RequestError(f"{error}: rename the label") from None
 
 
 def _check_answer_length(length: int, model: Config) -> None:

@@ -15,6 +15,7 @@ import keras_transformer
 from keras_transformer import family
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
+from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 
@@ -112,6 +113,21 @@ def test_a_run_whose_labels_cannot_be_read_again_is_not_written(run_folder):
         with pytest.raises(RequestError, match="under 'labels.*: rename the label"):
             runs.write_config(runs.RunFolder(run_folder), {**config, "labels": labels})
     assert (run_folder / "config.json").read_bytes() == before
+
+
+def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
+    run = runs.RunFolder(run_folder)
+    before = content_of(run)
+    rewrite(run_folder, beside(modules=["nope", "sys"]))
+    assert content_of(run) == before
+
+
+def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):
+    rewrite(run_folder, beside(corpus={"name": "a\x1b[31m\x9b\u202e\ud800"}, settings={"task": "unknown", "steps": 5}))
+    (run_folder / "metrics.csv").write_text("step,\x1b[31m\n5,\x9b1\n")
+    assert main(["info", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(printed) and r"a\u001b[31m\u009b\u202e\ud800" in printed
 
 
 def test_a_missing_run_is_named(tmp_path):

@@ -38,9 +38,7 @@ MAX_BYTES = 2**26  # the largest file with probes
 INT32 = whole(-(2**31), 2**31 - 1)
 PROBES = object_of({}, {"probes": list_of(object, 0, NUM_PROBES), "entries": list_of(object)}, others=object)
 MEASURED = having(versions=object_of({}, others=str), provider=str, device_name=str)
-ENTRY = having(
-    name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED)
-)  # of a certificate
+ENTRY = having(name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED))
 
 
 class Answer(NamedTuple):
