@@ -56,8 +56,7 @@ KEPT = object_of(
 HYPOTHESES = list_of(having(ids=IDS, text=str, score=float), 1)
 SEARCHED = list_of(having(text=str, ids=IDS, read=IDS, limit=SIZE, hypotheses=HYPOTHESES))
 TEXTS = Schema(
-    "a text, texts or null",
-    lambda value: all(isinstance(one, str) for one in (value if isinstance(value, list) else [value or ""])),
+    "a text or texts", lambda value: {*map(type, value if isinstance(value, list) else [value or ""])} <= {str}
 )
 PAIRS = ([str, float], [int, float])  # a label or an id, and its probability
 CHOICE = Schema("a choice and its probability", lambda value: isinstance(value, list) and [*map(type, value)] in PAIRS)

@@ -25,7 +25,7 @@ from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
-from keras_transformer.schema import Schema, list_of, object_of, parse_json
+from keras_transformer.schema import list_of, object_of, parse_json
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
 BETWEEN_CALLS = 0.3  # seconds
-WORKER = object_of({}, {"index": Schema("a number", lambda value: isinstance(value, int | str))}, others=object)
-TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": WORKER}, others=object)
+TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
 
 
 class Devices(NamedTuple):
@@ -340,7 +339,7 @@ def _workers() -> Workers:
         addresses = [address for job in jobs.values() for address in job]
         if len(addresses) <= 1:
             return Workers(1, 0)
-        index = int(task.get("index", ""))
+        index = int(str(task.get("index")))
         ports = [int(address.rpartition(":")[2]) for address in addresses]
         of_workers = jobs.keys() == {"worker"} and all(0 < port < 2**16 for port in ports)
         if of_workers and task.get("type") == "worker" and 0 <= index < len(addresses):
