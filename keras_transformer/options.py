@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from keras_transformer.schema import Schema, number, of_type, or_null, shown, whole
+
 # Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
 Config: TypeAlias = dict[str, Any]
 
@@ -90,15 +92,11 @@ class Option:
         return self.kind if isinstance(self.kind, str) else ""
 
     @property
-    def expected(self) -> str:
-        """The values that are allowed, in words."""
-        if self.kind is bool:
-            return "true or false"
-        bounds = f" from {self.least:,}" if self.least > -math.inf else ""
-        bounds += f" to {self.most:,}" if self.most < math.inf else ""
-        bounds = f" of at least {self.least:,} and less than {self.below:,}" if self.below < math.inf else bounds
-        bounds += ", or a list of such" if self.is_list else ""
-        return ("an integer" if self.kind is int else "a number") + bounds
+    def schema(self) -> Schema:
+        """The values that are allowed, but for parts and lists."""
+        numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
+        one = of_type(bool) if self.kind is bool else numbers
+        return or_null(one) if self.is_optional else one
 
     def checked(self, name: str, value: Any) -> Any:
         """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
@@ -110,10 +108,10 @@ class Option:
             return None
         if self.is_list and isinstance(value, list | tuple) and value:
             return [replace(self, is_list=False).checked(name, each) for each in value]
-        kinds = (int, float) if self.kind is float else (self.kind,)
-        if type(value) in kinds and (self.kind is bool or self.least <= value <= self.most and value < self.below):
-            return float(value) if self.kind is float else value
-        raise Fault(f"{{{name}}} must be {self.expected}", {name: f"{value!r:.60}"})
+        if not self.schema.holds(value):
+            expected = self.schema.expected + ", or a list of such" * self.is_list
+            raise Fault(f"{{{name}}} must be {expected}", {name: shown(value)})
+        return float(value) if self.kind is float else value
 
     def parsed(self, text: str) -> Any:
         """The value that a text on a command line stands for. A text that stands for none is returned as it is."""

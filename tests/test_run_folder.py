@@ -15,6 +15,7 @@ import keras_transformer
 from keras_transformer import family
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
+from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 
@@ -49,16 +50,23 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "format 0": (beside(format=0), "expected the format 2; received 0"),
-    "true for a format": (beside(format=True), "expected the format 2; received True"),
+    "format 0": (beside(format=0), "expected the format 2 under 'format'; received 0"),
+    "true for a format": (beside(format=True), "expected the format 2 under 'format'; received True"),
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
+    "a text for a step": (beside(settings={"steps": "abc"}), "a whole number .*'settings.steps'; received 'abc'"),
+    "a colour for a label": (beside(labels=["a\x1b[31m", "b"]), r"a line under 'labels\[0\]'; received 'a\\x1b\[31m'"),
+    "a long label": (beside(labels=["a", "b" * 301]), r"at most 300 characters in a line under 'labels\[1\]'"),
+    "a colour for a key": (beside(corpus={"\x1b[31m": 1}), "characters in a line under 'corpus'"),
+    "a colour for a version": (beside(versions={"keras-transformer": "\x1b[31m"}), "a line under 'versions.keras-tr"),
+    "a text for a search": (beside(search={"length_penalty": "1"}), "a number .* under 'search.length_penalty'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
-    "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
-    "an unknown model key": (of_model(class_name="Lambda"), "only known keys; received 'class_name'"),
-    **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
+    "a format that never was": (beside(format=0), "expected the format 2 under 'format'; received 0"),
+    "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be a whole number from 1 to 4,000,000"),
+    "an unknown model key": (of_model(class_name="Lambda"), "only known keys under 'model'; received 'class_name'"),
+    **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "under 'model'; rec.* 'drop_path'")
        for version in ("0.0.9", keras_transformer.__version__, "dev")},
 }  # fmt: skip
 
@@ -74,11 +82,11 @@ def test_a_damaged_config_is_refused(run_folder, name):
 
 NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
     "a format, by a version that it does not tell": (beside(format=3, versions={}, model=[]), "format 3"),
-    "a key of the model": (of_model(drop_path=0.1), "the key 'drop_path'"),
+    "a key of the model": (of_model(drop_path=0.1), "expected only known keys under 'model'; received 'drop_path'"),
     "a kind": (of_model(kind="seer"), f"expected a model of the kinds {KINDS}; received 'seer'"),
     "an option of a part": (of_model(positions={"name": "learned", "scale": 2}),
                             "`positions`: 'learned' has the options offset, separate. Received: scale"),
-    "a key beside the model": (beside(lineage=[]), "the key 'lineage'"),
+    "a key beside the model": (beside(lineage=[]), "expected only known keys; received 'lineage'"),
 }  # fmt: skip
 
 
@@ -102,6 +110,29 @@ def test_a_config_of_an_older_format_is_refused_with_its_format_and_version(run_
     )
     with pytest.raises(RequestError, match=f"config.json {re.escape(message)}, no longer reads: use that version$"):
         runs.read_config(run_folder)
+
+
+def test_a_run_that_could_not_be_read_again_is_not_written(run_folder):
+    config, before = runs.read_config(run_folder), (run_folder / "config.json").read_bytes()
+    for change in ({"labels": ["a", "b\nc"]}, {"labels": ["a", "a"]}, {"corpus": {"source_language": "\x1b[31m"}}):
+        with pytest.raises(RequestError, match="under '(labels|corpus).*: choose another name$"):
+            runs.write_config(runs.RunFolder(run_folder), {**config, **change})
+    assert (run_folder / "config.json").read_bytes() == before
+
+
+def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
+    run = runs.RunFolder(run_folder)
+    before = content_of(run)
+    rewrite(run_folder, beside(modules=["nope", "sys"]))
+    assert content_of(run) == before
+
+
+def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):
+    rewrite(run_folder, beside(corpus={"name": "a\x1b[31m\x9b\u202e\ud800"}, settings={"task": "unknown", "steps": 5}))
+    (run_folder / "metrics.csv").write_text("step,\x1b[31m\n5,\x9b1\n")
+    assert main(["info", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(printed) and r"a\u001b[31m\u009b\u202e\ud800" in printed
 
 
 def test_a_missing_run_is_named(tmp_path):
@@ -141,6 +172,6 @@ def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, h
     model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
     run = runs.RunFolder(tmp_path)
     runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
-    error = "expected an integer from 1 to 6 under 'answer_length'; received"
+    error = "expected a whole number from 1( to 6)? under 'answer_length'; received"
     with nullcontext() if holds else pytest.raises(RequestError, match=error):
         assert runs.read_config(run)["answer_length"] == length

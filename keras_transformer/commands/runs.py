@@ -20,6 +20,7 @@ from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
 from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.schema import printable
 from keras_transformer.tasks import TASKS, task_of
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv; none if the file cannot be read."""
+    """The rows of metrics.csv, as they can be printed; none if the file cannot be read."""
     try:
-        return read_metrics(run)
+        return [{printable(name): printable(value) for name, value in row.items()} for row in read_metrics(run)]
     except OSError as error:
         warn(f"{run.metrics} cannot be read: {error}")
         return []

@@ -22,12 +22,14 @@ from keras_transformer.files import write_whole
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
+from keras_transformer.schema import Mismatch, Schema, object_of, parse_json, whole
 from keras_transformer.training.devices import num_workers
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 MAX_PROGRESS_BYTES = 100_000
+A_FLOAT = Schema("a number", lambda value: isinstance(value, float))  # perhaps infinite, as the best loss before any
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
 FORMAT, PROGRESS, METRICS = {"format": np.array(2)}, "progress", "metrics"
 
@@ -318,14 +320,12 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
     with _opened(path) as file:
         data = _read_array(file, PROGRESS, None)
     try:
-        progress = json.loads(data.tobytes())
-        kinds = {name: type(value) for name, value in progress.items()}
-        counts = [value for value in progress.values() if type(value) is int]
-        if kinds == {name: type(value) for name, value in like.items()} and min(counts, default=0) >= 0:
-            return progress
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged (its progress is no JSON object)") from error
-    raise OtherArrays(f"{path} is damaged, or another version's (expected in its progress {', '.join(like)})")
+        kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
+        return parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+    except Mismatch as error:
+        raise OtherArrays(f"{path} is damaged, or another version's (its progress: {error})") from error
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged (its progress: {error})") from error
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
