@@ -36,11 +36,12 @@ TYPES = {
 }  # fmt: skip
 MAX_PICKLE_BYTES = 4 * 2**20  # of one file; an index of files may name many
 # The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
-OPERATIONS = """
-    APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE BUILD EMPTY_DICT EMPTY_LIST
-    EMPTY_TUPLE GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS STOP TUPLE
-    TUPLE1 TUPLE2 TUPLE3
-""".split()
+OPERATIONS = (
+    "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPERSID", "BINPUT", "BINUNICODE",
+    "BUILD", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "GLOBAL", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK",
+    "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "REDUCE", "SETITEM", "SETITEMS", "STOP", "TUPLE", "TUPLE1", "TUPLE2",
+    "TUPLE3",
+)  # fmt: skip
 # What a damaged pickle or archive raises.
 DAMAGED_PICKLE = (
     ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, pickle.UnpicklingError,
