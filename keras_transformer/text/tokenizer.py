@@ -225,7 +225,7 @@ class Tokenizer:
         return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that a model answers: messages, each with a role, such as "user", and a content, as it learned them."""
+        """The text that a model answers, of messages that have a role, such as "user", and a content each."""
         return self.chat_texts([messages])[0]
 
     def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:

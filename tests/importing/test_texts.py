@@ -163,11 +163,10 @@ def test_a_template_runs_in_a_sandbox(template, reason, tmp_path):
     ("template", "reason"),
     [
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 2 s"),
-        ("{{ 2 ** (2 ** 40) }}", "more than 2 s"), ("{{ 'a' * 10**9 }}", "MemoryError"),
-        ("{{ 'a'|center(10**9) }}", "MemoryError"), ("{{ " + "-" * 100_000 + "1 }}", "recursion"),
+        ("{{ 'a' * 10**9 }}", "MemoryError"), ("{{ 'a'|center(10**9) }}", "MemoryError"),
+        ("{{ " + "-" * 100_000 + "1 }}", "recursion"), ("{{ raise_exception('\x1b[31m\nred') }}", r"\[31m red$"),
         ("{% set n = namespace(a='a') %}{% for b in range(50) %}{% set n.a = n.a ~ n.a %}{% endfor %}", "MemoryError"),
         ("{% for a in range(99) %}{{ 'a' * 20000 }}{% endfor %}", "more than 1,000,000 characters"),
-        ("{{ raise_exception('\x1b[31m\nred') }}", r"refuses: \[31m red$"),
     ],
 )  # fmt: skip
 def test_a_template_has_bounds_of_time_memory_and_text(template, reason):
