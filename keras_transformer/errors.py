@@ -10,9 +10,12 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from keras_transformer import schema
+from keras_transformer.schema import number, or_null, whole
 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
@@ -40,23 +43,23 @@ class Stopped(BaseException):
 
 def require_positive(**sizes: int | None) -> None:
     """Raises ValueError unless every size is a positive integer, or None, which means not given."""
-    for name, size in sizes.items():
-        if size is not None and not (type(size) is int and size > 0):
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
+    _require(or_null(whole(1, told="a positive integer")), sizes)
 
 
 def require_at_least(least: float, **numbers: float) -> None:
     """Raises ValueError unless every number is at least `least`."""
-    for name, number in numbers.items():
-        if not number >= least:
-            raise ValueError(f"`{name}` must be at least {least:g}. Received: {name}={number!r}")
+    _require(number(least, told=f"at least {least:g}"), numbers)
 
 
 def require_rates(**rates: float) -> None:
     """Raises ValueError unless every rate is at least 0 and less than 1."""
-    for name, rate in rates.items():
-        if not 0 <= rate < 1:
-            raise ValueError(f"`{name}` must be at least 0 and less than 1. Received: {name}={rate!r}")
+    _require(number(0, below=1, told="at least 0 and less than 1"), rates)
+
+
+def _require(allowed: schema.Schema, arguments: Mapping[str, object]) -> None:
+    for name, value in arguments.items():
+        if not allowed.holds(value):
+            raise ValueError(f"`{name}` must be {allowed.expected}. Received: {name}={schema.shown(value)}")
 
 
 # Set while a `Stopped` is on its way, so that it is raised again if a library swallowed it.

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from keras_transformer import schema
+from keras_transformer.schema import number, whole
+
 # Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
 Config: TypeAlias = dict[str, Any]
 
@@ -106,10 +109,10 @@ class Option:
             return None
         if self.is_list and isinstance(value, list | tuple) and value:
             return [replace(self, is_list=False).checked(name, each) for each in value]
-        kinds = (int, float) if self.kind is float else (self.kind,)
-        if type(value) in kinds and (self.kind is bool or self.least <= value <= self.most and value < self.below):
-            return float(value) if self.kind is float else value
-        raise Fault(f"{{{name}}} must be {self.expected}", {name: f"{value!r:.60}"})
+        numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
+        if not (schema.of_type(bool) if self.kind is bool else numbers).holds(value):
+            raise Fault(f"{{{name}}} must be {self.expected}", {name: schema.shown(value)})
+        return float(value) if self.kind is float else value
 
     def parsed(self, text: str) -> Any:
         """The value that a text on a command line stands for. A text that stands for none is returned as it is."""

@@ -10,27 +10,50 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.decoding.search_options import own_search
+from keras_transformer import family, schema
+from keras_transformer.decoding.search_options import OWN_SEARCH, own_search
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.files import write_text
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, NAME, modules_of
+from keras_transformer.schema import line, list_of, object_of, or_null, text, whole
 from keras_transformer.version import __version__
 
-CONFIG_KEYS = {
-    "format", "license", "model", "labels", "answer_length", "search", "language_tags", "settings", "corpus",
-    "versions", "weights", "parameters", "modules",
-}  # fmt: skip
-# What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
-HELD: dict[str, dict[str, type]] = {
-    "corpus": {"name": str, "identity": str, "source_language": str, "target_language": str, "sentences_per_line": int},
-    "weights": {"kind": str, "at_step": int, "asked_steps": int},
-}
-TYPES = {str: "a text", int: "an integer"}
-MAX_LICENSE, MAX_TAG = 200, 40  # characters
 FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
+MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
+MAX_COUNT = 10**15
+COUNT, TAG, TEXT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str)
+LABELS = list_of(line(MAX_LABEL))
+WRITERS = or_null(line(MAX_LABEL))  # a version of a package
+HEAD = object_of(
+    {"format": whole(told=f"the format {FORMAT}")}, {"versions": object_of({}, others=WRITERS)}, others=object
+)
+# Null is allowed everywhere, and a key of a section that is not here is a later version's.
+CORPUS = object_of(
+    {},
+    {
+        "name": TEXT,
+        "identity": TEXT,
+        "source_language": or_null(line(MAX_LABEL)),
+        "target_language": or_null(line(MAX_LABEL)),
+        "sentences_per_line": or_null(whole(1, MAX_COUNT)),
+    },
+    others=object,
+)
+OF_CONFIG: dict[str, schema.Allowed] = {
+    "license": line(MAX_LICENSE),
+    "labels": LABELS,
+    "answer_length": whole(1),
+    "search": OWN_SEARCH,
+    "language_tags": object_of({}, others=TAG, names=TAG),
+    "corpus": CORPUS,
+    "versions": dict,
+    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT}, others=object),
+    "parameters": whole(1, MAX_COUNT, told="a positive integer"),
+    "modules": list_of(text(NAME, "the name of a module")),
+}
+CONFIG_KEYS = {"format", "model", "settings", *OF_CONFIG}
 
 
 class Unreadable(Exception):
@@ -38,7 +61,15 @@ class Unreadable(Exception):
 
 
 def write(path: Path, config: Config) -> None:
-    """Writes config.json in today's format. It names this version as the writer."""
+    """Writes config.json in today's format. It names this version as the writer.
+
+    Raises:
+        RequestError: a label is one that `read` refuses.
+    """
+    try:
+        check_labels(config.get("labels", []))
+    except ValueError as error:
+        raise RequestError(f"{error}: rename the label") from None
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
     modules = modules_of(config["model"]) if "kind" in config.get("model", {}) else []
@@ -48,8 +79,8 @@ def write(path: Path, config: Config) -> None:
 
 
 def as_json(value: Any, **layout: Any) -> str:
-    """JSON with all characters as they are, but lone surrogates, which file names may hold: UTF-8 has none."""
-    return json.dumps(value, ensure_ascii=False, **layout).encode("utf-8", "backslashreplace").decode("utf-8")
+    """JSON with all characters as they are, but those that are not printable, such as lone surrogates."""
+    return "\n".join(map(schema.printable, json.dumps(value, ensure_ascii=False, **layout).split("\n")))
 
 
 def read(path: Path) -> Config:
@@ -67,22 +98,15 @@ def read(path: Path) -> Config:
         mend = export if is_export else f"train one with `{command_line('train')}`"
         raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
-        config = json.loads(path.read_bytes().decode("utf-8"))
-        _check(config)
+        config = _checked(schema.read_json(path, HEAD, MAX_CONFIG_BYTES, has_constants=True))
         model = _complete(config["model"], config)
         if "answer_length" in config:
             _check_answer_length(config["answer_length"], model)
-        return {
-            **config,
-            "format": FORMAT,
-            "model": model,
-            **({"search": own_search(config["search"])} if "search" in config else {}),
-        }
+        search = {"search": own_search(config["search"])} if "search" in config else {}
+        return {**config, "format": FORMAT, "model": model, **search}
     except Unreadable as error:
         raise RequestError(f"{path} {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
 
 
@@ -103,67 +127,44 @@ def _complete(model: Config, config: Config) -> Config:
     raise ValueError(unknown)
 
 
-def _check(config: object) -> None:
-    """Raises ValueError or Unreadable unless sections, keys and format are known."""
-    if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
-        raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
-    if type(config["format"]) is not int or config["format"] < FORMAT:
-        raise ValueError(f"expected the format {FORMAT}; received {config['format']!r:.40}")
+def _checked(config: Config) -> Config:
+    """Returns the configuration of a run.
+
+    Raises:
+        ValueError: it is damaged.
+        Unreadable: a later version wrote it.
+    """
     if config["format"] > FORMAT:
-        raise Unreadable(_newer_version_message(config, f"format {config['format']}"))
-    for key in ("model", "settings", "corpus", "versions", "weights"):
-        if not isinstance(config.get(key, {}), dict):
-            raise ValueError(f"expected an object under {key!r}")
-    modules = config.get("modules", [])
-    if not isinstance(modules, list) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in modules):
-        raise ValueError("expected a list of names of modules under 'modules'")
-    known = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
-    unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
-    if unknown and _is_newer(writer(config)):
-        raise Unreadable(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
-    if unknown:
-        raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
-    _check_sections(config)
-    _check_labels(config.get("labels", []))
-    _check_language_tags(config.get("language_tags", {}))
-    license = config.get("license", "")
-    if not isinstance(license, str) or len(license) > MAX_LICENSE or not license.isprintable():
-        raise ValueError(
-            f"expected at most {MAX_LICENSE} characters in a line under 'license'; received {license!r:.40}"
-        )
-    if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
-        raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
+        raise Unreadable(_newer_version_message(config, f"format {schema.shown(config['format'])}"))
+    of_model = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
+    required: dict[str, schema.Allowed] = {
+        "format": whole(FORMAT, told=f"the format {FORMAT}"),
+        "model": object_of({}, dict.fromkeys(of_model, object)),
+        "settings": object_of({}, {"steps": or_null(whole(1, MAX_COUNT))}, others=object),
+    }
+    try:
+        object_of(required, OF_CONFIG).checked(config)
+    except schema.Mismatch as error:
+        if _is_newer(writer(config)):
+            raise Unreadable(_newer_version_message(config, str(error))) from None
+        raise
+    check_labels(config.get("labels", []))
+    return config
 
 
-def _check_sections(config: Config) -> None:
-    held: dict[str, dict[str, type]] = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
-    for section, types in held.items():
-        for name, value in config.get(section, {}).items():
-            if value is not None and name in types and type(value) is not types[name]:
-                raise ValueError(f"expected {TYPES[types[name]]} under {section}.{name}; received {value!r:.60}")
-
-
-def _check_labels(labels: object) -> None:
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError("expected a list of texts under 'labels'")
-    "".join(labels).encode()  # raises UnicodeEncodeError, a ValueError, for a label that cannot be printed
+def check_labels(labels: list[str]) -> None:
+    """Raises ValueError unless each label is there once, and can be printed in a line."""
+    LABELS.checked(labels, "labels")
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
 
 
-def _check_language_tags(tags: object) -> None:
-    texts = [*tags.keys(), *tags.values()] if isinstance(tags, dict) else [None]
-    if not all(isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_TAG for text in texts):
-        raise ValueError("expected a tag of each language under 'language_tags'")
-
-
-def _check_answer_length(length: object, model: Config) -> None:
+def _check_answer_length(length: int, model: Config) -> None:
     """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
     if not family.KINDS[model["kind"]].can_answer:
         raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")
     most = model["context_length"] - 2
-    if type(length) is not int or not 1 <= length <= most:
-        raise ValueError(f"expected an integer from 1 to {most} under 'answer_length'; received {length!r:.40}")
+    whole(1, most).checked(length, "answer_length")
 
 
 def _modules_message(modules: list[str], unknown: str) -> str:
@@ -186,8 +187,7 @@ def _newer_version_message(config: Config, unknown: str) -> str:
 
 def writer(config: Config) -> str:
     """The version that wrote a configuration."""
-    versions = config.get("versions")
-    return str(versions.get("keras-transformer", "unknown")) if isinstance(versions, dict) else "unknown"
+    return config.get("versions", {}).get("keras-transformer") or "unknown"
 
 
 def _is_newer(version: str) -> bool:

@@ -49,17 +49,27 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "format 0": (beside(format=0), "expected the format 2; received 0"),
-    "true for a format": (beside(format=True), "expected the format 2; received True"),
+    "format 0": (beside(format=0), "expected the format 2 under 'format'; received 0"),
+    "true for a format": (beside(format=True), "expected the format 2 under 'format'; received True"),
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
+    "a huge count of parameters": (beside(parameters=10**400), "positive integer under 'parameters'; received 1000"),
+    "a text for a step": (beside(settings={"steps": "abc"}), "a whole number .*'settings.steps'; received 'abc'"),
+    "true for a step": (beside(weights={"at_step": True}), "a whole number .*'weights.at_step'; received True"),
+    "a colour for a label": (beside(labels=["a\x1b[31m", "b"]), r"a line under 'labels\[0\]'; received 'a\\x1b\[31m'"),
+    "two lines for a label": (beside(labels=["a", "b\u2028c"]), r"in a line under 'labels\[1\]'"),
+    "a long label": (beside(labels=["a", "b" * 301]), r"at most 300 characters in a line under 'labels\[1\]'"),
+    "a colour for a key": (beside(corpus={"\x1b[31m": 1}), "characters in a line under 'corpus'"),
+    "a colour for a version": (beside(versions={"keras-transformer": "\x1b[31m"}), "a line under 'versions.keras-tr"),
+    "a wide search": (beside(search={"num_beams": 1001}), "from 1 to 1,000 under 'search.num_beams'; received 1001"),
+    "a text for a search": (beside(search={"length_penalty": "1"}), "a number .* under 'search.length_penalty'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
-    "a format that is no more": (beside(format=1), "expected the format 2; received 1"),
+    "a format that is no more": (beside(format=1), "expected the format 2 under 'format'; received 1"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
-    "an unknown model key": (of_model(class_name="Lambda"), "only known keys; received 'class_name'"),
-    **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
+    "an unknown model key": (of_model(class_name="Lambda"), "only known keys under 'model'; received 'class_name'"),
+    **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "under 'model'; rec.* 'drop_path'")
        for version in ("0.0.9", keras_transformer.__version__, "dev")},
 }  # fmt: skip
 
@@ -75,11 +85,11 @@ def test_a_damaged_config_is_refused(run_folder, name):
 
 NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
     "a format, by a version that it does not tell": (beside(format=3, versions={}, model=[]), "format 3"),
-    "a key of the model": (of_model(drop_path=0.1), "the key 'drop_path'"),
+    "a key of the model": (of_model(drop_path=0.1), "expected only known keys under 'model'; received 'drop_path'"),
     "a kind": (of_model(kind="seer"), f"expected a model of the kinds {KINDS}; received 'seer'"),
     "an option of a part": (of_model(positions={"name": "learned", "scale": 2}),
                             "`positions`: 'learned' has the options offset, separate. Received: scale"),
-    "a key beside the model": (beside(lineage=[]), "the key 'lineage'"),
+    "a key beside the model": (beside(lineage=[]), "expected only known keys; received 'lineage'"),
 }  # fmt: skip
 
 
@@ -94,6 +104,14 @@ def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name
     )
     assert main(["info", str(run_folder)]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_run_whose_labels_cannot_be_read_again_is_not_written(run_folder):
+    config, before = runs.read_config(run_folder), (run_folder / "config.json").read_bytes()
+    for labels in (["a", "b\nc"], ["a", "a"]):
+        with pytest.raises(RequestError, match="under 'labels.*: rename the label"):
+            runs.write_config(runs.RunFolder(run_folder), {**config, "labels": labels})
+    assert (run_folder / "config.json").read_bytes() == before
 
 
 def test_a_missing_run_is_named(tmp_path):
@@ -133,6 +151,6 @@ def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, h
     model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
     run = runs.RunFolder(tmp_path)
     runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
-    error = "expected an integer from 1 to 6 under 'answer_length'; received"
+    error = "expected a whole number from 1( to 6)? under 'answer_length'; received"
     with nullcontext() if holds else pytest.raises(RequestError, match=error):
         assert runs.read_config(run)["answer_length"] == length

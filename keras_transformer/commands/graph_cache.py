@@ -30,6 +30,7 @@ from keras_transformer.export_folder import Graphs, file_name
 from keras_transformer.files import write_text
 from keras_transformer.lazy import tf
 from keras_transformer.machine import gpus_of_the_driver
+from keras_transformer.own_parts import modules_of
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
 from keras_transformer.text.lines import sha256_of_source
 from keras_transformer.text.tokenizer import END, START
@@ -56,7 +57,7 @@ def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
-    own = [(name, source_of(sys.modules[name])) for name in read_config(run).get("modules", [])]
+    own = [(name, source_of(sys.modules[name])) for name in modules_of(read_config(run)["model"])]
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
         return [*own, *((entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist())]
 

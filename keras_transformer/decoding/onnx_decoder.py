@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,17 +16,22 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_models import Halves
 from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, check, once
-from keras_transformer.decoding.search_options import OF_A_MODEL, SearchOptions, require
+from keras_transformer.decoding.search_options import OF_A_MODEL, VALUES, SearchOptions, require
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
+from keras_transformer.schema import having, list_of, object_of, one_of, or_null, parse_json, whole
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
-SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
+SIZES, SIZE = ("max_source_length", "vocabulary_size", "num_control_ids"), whole(0, 2**31 - 1)
+# What a graph must tell.
+OF_GRAPH = having(decoding=str, model=str, precision=one_of(PRECISIONS))
+MODEL = having(**dict.fromkeys(SIZES, SIZE), source_vocabulary_size=or_null(SIZE))
+DECODING = object_of({name: VALUES[name] for name in OF_A_MODEL}, {"n_best": or_null(whole(1))}, others=object)
 FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
@@ -52,7 +56,7 @@ class OnnxDecoder(Decoder):
     """
 
     def __init__(self, graphs: Graphs, num_threads: int | None = None, provider: str = "auto"):
-        require("provider", provider, provider in PROVIDERS, f"one of {', '.join(PROVIDERS)}")
+        require("provider", provider, one_of(PROVIDERS))
         self.graphs = graphs
         self.provider = provider
         self.num_parallel = num_threads or num_cores()
@@ -268,20 +272,12 @@ class OnnxDecoder(Decoder):
             session_output = session.get_outputs()[0].name
             if session_output != ("target_ids" if self.graphs.translate else "logits"):
                 raise ValueError(session_output)
-            decoding = json.loads(written["decoding"])
-            model = json.loads(written["model"])
-            sizes = [model[name] for name in SIZES]
-            sizes += [size for size in [model["source_vocabulary_size"]] if size is not None]  # null: there is only one
-            if not all(type(size) is int for size in sizes) or not isinstance(decoding, dict):
-                raise ValueError(sizes)
-            if written["precision"] not in PRECISIONS:
-                raise ValueError(written["precision"])
-            first = {name: json.loads(written.get(name, "[]")) for name in FIRST}
-            for ids in first.values():
-                if not isinstance(ids, list) or not {*ids} <= {*range(model["vocabulary_size"])}:
-                    raise ValueError(ids)
+            OF_GRAPH.checked(written)
+            decoding, model = parse_json(written["decoding"], DECODING), parse_json(written["model"], MODEL)
+            ids = list_of(whole(0, model["vocabulary_size"] - 1))
+            first = {name: parse_json(written.get(name, "[]"), ids) for name in FIRST}
             return {**written, "model": model, "decoding": decoding, **first}
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except ValueError:
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer import schema
 from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.decoding.sentences import Ids
 from keras_transformer.errors import JobError, RequestError
@@ -26,6 +26,7 @@ from keras_transformer.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.options import Config
+from keras_transformer.schema import having, list_of, object_of, whole
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD
 
@@ -34,6 +35,12 @@ NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chos
 MOST_PIECES = 16  # the longest source, in pieces
 MOST_COMMON = 2000  # pieces, of which sources are made where there is no text
 MAX_BYTES = 2**26  # the largest file with probes
+INT32 = whole(-(2**31), 2**31 - 1)
+PROBES = object_of({}, {"probes": list_of(object, 0, NUM_PROBES), "entries": list_of(object)}, others=object)
+MEASURED = having(versions=object_of({}, others=str), provider=str, device_name=str)
+ENTRY = having(
+    name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED)
+)  # of a certificate
 
 
 class Answer(NamedTuple):
@@ -50,7 +57,7 @@ class Probe(NamedTuple):
     hypotheses: list[Answer]
 
     @classmethod
-    def read(cls, probe: Config, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> Probe:
+    def read(cls, probe: object, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> Probe:
         """A probe from a file, trusted or not.
 
         Args:
@@ -59,15 +66,18 @@ class Probe(NamedTuple):
             max_source_length: the most pieces that the model reads.
 
         Raises:
-            ValueError, TypeError, KeyError: it is damaged, or not for such a model.
+            ValueError: it is damaged, or not for such a model.
         """
         source_size, target_size = vocabulary_sizes
-        source_ids = checked_ids(probe["source_ids"], source_size or target_size, max_source_length + 1, ends=True)
-        longest_ids = longest(max_source_length)
-        return cls(source_ids, [
-            Answer(checked_ids(one["ids"], target_size, longest_ids), nats(one["log_prob"]))
-            for one in checked_list(probe["hypotheses"], 1, MAX_OWN_BEAMS)
-        ])  # fmt: skip
+        target = list_of(whole(PAD + 1, target_size - 1), 1, longest(max_source_length))
+        found = having(
+            source_ids=list_of(whole(PAD + 1, (source_size or target_size) - 1), 1, max_source_length + 1),
+            hypotheses=list_of(having(ids=target, log_prob=float), 1, MAX_OWN_BEAMS),
+        ).checked(probe)
+        if found["source_ids"][-1] != END:
+            raise schema.Mismatch.at("source_ids", f"ids with the end id {END} behind them", found["source_ids"])
+        answers = [Answer(one["ids"], float(one["log_prob"])) for one in found["hypotheses"]]
+        return cls(found["source_ids"], answers)
 
 
 class ComputedProbe(NamedTuple):
@@ -77,14 +87,33 @@ class ComputedProbe(NamedTuple):
     outputs: list[np.ndarray]
 
     @classmethod
-    def read(cls, probe: Config) -> ComputedProbe:
+    def read(cls, probe: object) -> ComputedProbe:
         """A probe from a file; it raises as `Probe.read` does."""
-        inputs, outputs = ([*map(np.array, checked_list(probe[name], 1, 2))] for name in cls._fields)
-        return cls([ids.astype("int32") for ids in inputs], outputs)
+        found = having(inputs=list_of(object, 1, 2), outputs=list_of(object, 1, 2)).checked(probe)
+        inputs = [_array(each, "inputs", INT32).astype("int32") for each in found["inputs"]]
+        outputs = [_array(each, "outputs", float) for each in found["outputs"]]
+        if inputs[0].ndim != 2 or {array.shape for array in inputs} != {inputs[0].shape}:
+            raise schema.Mismatch.at("inputs", "rows of ids of one length", found["inputs"])
+        return cls(inputs, outputs)
 
     def as_json(self) -> Config:
         """What a file keeps of it."""
         return {name: [array.tolist() for array in arrays] for name, arrays in self._asdict().items()}
+
+
+def _array(value: object, place: str, each: schema.Allowed) -> np.ndarray:
+    """The array of numbers in lists within lists.
+
+    Raises:
+        ValueError: a list has another length than its neighbours, or none, or something in it is no such number.
+    """
+    values = np.array(value, object)  # where lengths differ, lists are left in it
+    for one in values.flat:
+        schema.of_type(each).checked(one, place)
+    numbers = np.array(values.tolist())
+    if not numbers.ndim or not numbers.size or numbers.dtype.kind not in "if":
+        raise schema.Mismatch.at(place, "lists of numbers", value)
+    return numbers
 
 
 class Runtime(NamedTuple):
@@ -182,13 +211,11 @@ class ProbesFile(NamedTuple):
             RequestError: the file is damaged, or its probes are not for such a model.
         """
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
-            content = json.loads(path.read_bytes().decode("utf-8"))
-            return cls(content, list(map(read, checked_list(content.get("probes", []), 0, NUM_PROBES))))
+            content = schema.read_json(path, PROBES, MAX_BYTES, has_constants=True)
+            return cls(content, list(map(read, content.get("probes", []))))
         except (FileNotFoundError, NotADirectoryError):
             return cls({}, [])
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except ValueError as error:
             raise RequestError(
                 f"{path} is damaged, or its probes are not for these graphs; export again, or delete the file, and "
                 f"nothing is checked: {error!s:.200}"
@@ -196,44 +223,19 @@ class ProbesFile(NamedTuple):
 
     def certifies(self, name: str, num_bytes: int, runtime: Runtime) -> bool:
         """Whether it is a certificate by which the files of this name and size hold on this very runtime."""
-        entries = self.content.get("entries")
-        told = map(_told, entries if isinstance(entries, list) else [])
+        told = map(_told, self.content.get("entries", []))
         return bool(runtime.device_name) and (name, num_bytes, True, runtime) in told
 
 
-def _told(entry: Any) -> tuple[Any, Any, Any, Runtime] | None:
+def _told(entry: Any) -> tuple[str, int, bool, Runtime] | None:
     """What an entry of a certificate tells: files, whether they hold, and on what; None of one that did not run."""
     try:
-        measured = entry["judgement"]["measured"]
-        version = [text for name, text in measured["versions"].items() if name in ("onnxruntime", "onnxruntime-gpu")]
-        runtime = Runtime(measured["provider"], version[0], measured["device_name"])
-        return entry["name"], entry["contents"]["bytes"], entry["holds"], runtime
-    except (KeyError, TypeError, AttributeError, IndexError):
+        measured = ENTRY.checked(entry)["judgement"]["measured"]
+    except schema.Mismatch:
         return None
-
-
-def checked_list(value: object, least: int, most: int) -> list[Any]:
-    """Raises ValueError unless the value is a list of so many."""
-    if not isinstance(value, list) or not least <= len(value) <= most:
-        raise ValueError(f"expected a list of {least:,} to {most:,}; received {value!r:.60}")
-    return value
-
-
-def checked_ids(value: Any, vocabulary_size: int, most: int, ends: bool = False) -> Ids:
-    """Raises ValueError unless the value is a list of ids of the vocabulary, at most so many, with the end if asked."""
-    for id in checked_list(value, 1, most):
-        if type(id) is not int or not PAD < id < vocabulary_size:
-            raise ValueError(f"expected ids from 1 to {vocabulary_size - 1:,}; received {id!r:.60}")
-    if ends and value[-1] != END:
-        raise ValueError(f"expected ids with the end id {END} behind them; received {value!r:.60}")
-    return value
-
-
-def nats(value: Any) -> float:
-    """Raises ValueError unless the value is a number that may be log P."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"expected log P; received {value!r:.60}")
-    return float(value)
+    version = [text for name, text in measured["versions"].items() if name in ("onnxruntime", "onnxruntime-gpu")]
+    runtime = Runtime(measured["provider"], "".join(version[:1]), measured["device_name"])
+    return entry["name"], entry["contents"]["bytes"], entry["holds"], runtime
 
 
 def check(

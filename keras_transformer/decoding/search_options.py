@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
+from keras_transformer import schema
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
+from keras_transformer.schema import number, object_of, one_of, or_null, whole
 
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 MAX_OWN_BEAMS = 1_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
-
+VALUES: dict[str, schema.Schema] = {
+    "num_beams": whole(1),
+    "length_penalty": number(-100, 100),
+    "max_length": or_null(whole(1)),
+    "n_best": whole(1),
+    "temperature": number(1e-6, 1e6, told="a number from 1e-6 to 1e6"),
+    "top_k": whole(0),
+    "top_p": number(sys.float_info.min, 1, told="a number over 0 and at most 1"),
+    "seed": whole(0),
+    "batch_size": whole(1),
+    "split": one_of((*WAYS_TO_SPLIT, *OTHER_SPELLINGS), told=" or ".join(map(repr, WAYS_TO_SPLIT))),
+}
+OWN_SEARCH = object_of(
+    {}, {name: or_null(VALUES[name]) for name in OF_A_MODEL} | {"num_beams": or_null(whole(1, MAX_OWN_BEAMS))}
+)
 
 GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
 
@@ -61,18 +76,9 @@ class SearchOptions:
     split: str = "sentences"
 
     def __post_init__(self) -> None:
-        known = [*WAYS_TO_SPLIT, *OTHER_SPELLINGS]
-        require("split", self.split, self.split in known, " or ".join(map(repr, WAYS_TO_SPLIT)))
+        for name, allowed in VALUES.items():
+            require(name, getattr(self, name), allowed)
         object.__setattr__(self, "split", OTHER_SPELLINGS.get(self.split, self.split))
-        for name in ("num_beams", "n_best", "batch_size"):
-            require_whole(name, getattr(self, name), 1)
-        for name in ("top_k", "seed"):
-            require_whole(name, getattr(self, name), 0)
-        if self.max_length is not None:
-            require_whole("max_length", self.max_length, 1)
-        require_number("length_penalty", self.length_penalty, lambda x: abs(x) <= 100, "from -100 to 100")
-        require_number("temperature", self.temperature, lambda x: 1e-6 <= x <= 1e6, "from 1e-6 to 1e6")
-        require_number("top_p", self.top_p, lambda x: 0 < x <= 1, "over 0 and at most 1")
         if not self.sampling and self.n_best > self.num_beams:
             raise RequestError(
                 f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
@@ -138,28 +144,19 @@ def own_search(options: object) -> Config:
     Raises:
         RequestError: an option is unknown or out of its range.
     """
-    if not isinstance(options, dict) or (unknown := sorted(map(str, options.keys() - {*OF_A_MODEL}))):
-        received = options if not isinstance(options, dict) else unknown[0]
-        raise RequestError(f"expected a search with {', '.join(OF_A_MODEL)}; received {received!r:.60}")
-    own = {name: options[name] for name in OF_A_MODEL if options.get(name) is not None}
-    checked = SearchOptions(**own)
-    require("num_beams", checked.num_beams, checked.num_beams <= MAX_OWN_BEAMS, f"at most {MAX_OWN_BEAMS:,}")
-    return own
+    try:
+        found = OWN_SEARCH.checked(options, "search")
+    except schema.Mismatch as error:
+        raise RequestError(str(error)) from None
+    return {name: found[name] for name in OF_A_MODEL if found.get(name) is not None}
 
 
-def require(name: str, value: object, holds: bool, expected: str) -> None:
-    """Raises RequestError unless the condition holds."""
-    if not holds:
-        raise RequestError(f"{name} must be {expected}; received: {value!r:.60}")
+def require(name: str, value: object, allowed: schema.Schema) -> None:
+    """Raises RequestError unless a schema allows the value."""
+    if not allowed.holds(value):
+        raise RequestError(f"{name} must be {allowed.expected}; received: {schema.shown(value)}")
 
 
-def require_number(name: str, value: object, holds: Callable[[Any], bool], expected: str) -> None:
-    """Raises RequestError unless the value is a number for which the condition holds."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    require(name, value, is_number and holds(value), f"a number {expected}")
-
-
-def require_whole(name: str, value: Any, least: int) -> None:
+def require_whole(name: str, value: object, least: int) -> None:
     """Raises RequestError unless the value is a whole number and at least `least`."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    require(name, value, is_whole and value >= least, f"a whole number from {least}")
+    require(name, value, whole(least))

@@ -10,7 +10,6 @@ a ReLU in the layer before labels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ from keras_transformer.importing.weights import (
     open_weights,
 )
 from keras_transformer.options import Config
+from keras_transformer.schema import having, list_of, shown
 
 MAX_VOCABULARY_BYTES = 16 * 2**20
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
@@ -210,13 +210,10 @@ def _vectors(folder: ModelFolder) -> Config:
     """
     if not folder.has(MODULES):
         return {}
-    try:
-        modules = json.loads(folder.read(MODULES, MAX_VOCABULARY_BYTES))
-        names = {each["type"].rpartition(".")[2]: each["path"] for each in modules}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(f"{folder.path / MODULES} is damaged: {error!r:.100}; download it again") from error
+    modules = folder.json(MODULES, list_of(having(type=str, path=str)))
+    names = {each["type"].rpartition(".")[2]: each["path"] for each in modules}
     if unknown := sorted({*names} - {"Transformer", "Pooling", "Normalize"}):
-        raise RequestError(f"{folder.path / MODULES}: expected no modules but pooling; received {unknown[0]!r:.60}")
+        raise RequestError(f"{folder.path / MODULES}: expected no modules but pooling; received {shown(unknown[0])}")
     if "Pooling" not in names:
         return {}
     name = f"{names['Pooling']}/config.json"
@@ -224,7 +221,7 @@ def _vectors(folder: ModelFolder) -> Config:
     modes = [mode for mode, is_on in options.items() if mode.startswith("pooling_mode") and is_on]
     mode = options.get("pooling_mode", modes[0]) if len(modes) == 1 else modes
     if not isinstance(mode, str) or mode.removeprefix("pooling_mode_") not in POOLINGS:
-        raise RequestError(f"{folder.path / name}: expected the mean or the first state alone; received {mode!r:.60}")
+        raise RequestError(f"{folder.path / name}: expected the mean or the first state alone; received {shown(mode)}")
     return {"first_state": POOLINGS[mode.removeprefix("pooling_mode_")], "unit_vectors": "Normalize" in names}
 
 

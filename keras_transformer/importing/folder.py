@@ -4,19 +4,20 @@ of its configuration; and the search that it asks for.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from keras_transformer import schema
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.options import Config
 from keras_transformer.run_config import MAX_LICENSE
+from keras_transformer.schema import line, one_of, shown, whole
 
 MAX_JSON_BYTES = 64 * 2**20
+FILE_NAME = line(1_000, 1)
 Choice = TypeVar("Choice")
 MAX_SIZE = 4_000_000
 ACTIVATIONS = {  # Hugging Face's names, and ours
@@ -95,8 +96,10 @@ class ModelFolder:
         """The path of a file in the folder.
 
         Raises:
-            RequestError: there is none, or it is a link that leaves the folder.
+            RequestError: there is none, its name is not printable, or it is a link that leaves the folder.
         """
+        if not FILE_NAME.holds(name):  # another file may have named it
+            raise RequestError(f"expected the name of a file in {self.path}; received {shown(name)}")
         path = self.path / name
         try:
             found = path.resolve(strict=True)
@@ -119,24 +122,18 @@ class ModelFolder:
             raise RequestError(f"{self.path / name} is larger than {max_bytes:,} bytes: it is no file of such a model")
         return path.read_bytes()
 
-    def json(self, name: str) -> Config:
-        """The object in a JSON file.
+    def json(self, name: str, allowed: schema.Allowed = dict) -> Any:
+        """What a JSON file holds, by default any object.
 
         Raises:
-            RequestError: see `file`; or it is too large, or holds no JSON object.
+            RequestError: see `file`; or it is too large or damaged, or holds what is not allowed.
         """
-        content = self.read(name, MAX_JSON_BYTES)
         try:
-            values = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            return schema.read_json(self.file(name), allowed, MAX_JSON_BYTES)
+        except RequestError:
+            raise
+        except ValueError as error:
             raise RequestError(f"{self.path / name} is damaged: {str(error)[:200]}; download it again") from error
-        if not isinstance(values, dict):
-            raise RequestError(f"{self.path / name} is damaged: expected an object; received {values!r:.40}")
-        return values
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is no JSON")
 
 
 class Options:
@@ -166,10 +163,7 @@ class Options:
             RequestError: it is missing and has no default, or is something else.
         """
         value = self.pop(name)
-        value = default if value is None else value
-        if type(value) is not int or not 0 <= value <= most:
-            raise self.refusal(name, value, f"a whole number from 0 to {most:,}")
-        return value
+        return self._checked(name, default if value is None else value, whole(0, most))
 
     def size(self, name: str, default: int | None = None) -> int:
         """A width, a depth, or a count of at most `MAX_SIZE`; required if there is no default."""
@@ -185,10 +179,7 @@ class Options:
         Raises:
             RequestError: it is something else.
         """
-        value = self.pop(name, default)
-        if type(value) is not bool:
-            raise self.refusal(name, value, "true or false")
-        return value
+        return self._checked(name, self.pop(name, default), bool)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number; required if there is no default.
@@ -196,11 +187,8 @@ class Options:
         Raises:
             RequestError: it is something else.
         """
-        value: Any = self.pop(name)
-        value = default if value is None else value
-        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-            raise self.refusal(name, value, "a number")
-        return float(value)
+        value = self.pop(name)
+        return float(self._checked(name, default if value is None else value, float))
 
     def choice(self, name: str, choices: dict[str, Choice], default: str | None = None) -> Choice:
         """What a name stands for.
@@ -208,10 +196,12 @@ class Options:
         Raises:
             RequestError: it is not among the choices.
         """
-        value = self.pop(name, default)
-        if not isinstance(value, str) or value not in choices:
-            raise self.refusal(name, value, f"one of {', '.join(choices)}")
-        return choices[value]
+        return choices[self._checked(name, self.pop(name, default), one_of(tuple(choices)))]
+
+    def _checked(self, name: str, value: Any, allowed: schema.Allowed) -> Any:
+        if not schema.of_type(allowed).holds(value):
+            raise self.refusal(name, value, schema.of_type(allowed).expected)
+        return value
 
     def expect(self, only: Config) -> None:
         """Takes options out that may have one value alone. Options that are null or missing pass.
@@ -241,7 +231,7 @@ class Options:
 
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
         """The error that names an option."""
-        return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
+        return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
 
 
 def options_of(folder: ModelFolder, name: str, has_many_ends: bool = False) -> Options:
@@ -281,11 +271,11 @@ def _in_head(page: str) -> list[str]:
     if start.rstrip() != "---":
         return []
     names, is_list = [], False
-    for line in lines:
-        if line.rstrip() == "---":
+    for row in lines:
+        if row.rstrip() == "---":
             break
-        key, _, value = line.partition(":")
-        item = line.strip().removeprefix("- ") if is_list and line.strip().startswith("- ") else ""
+        key, _, value = row.partition(":")
+        item = row.strip().removeprefix("- ") if is_list and row.strip().startswith("- ") else ""
         is_list = bool(item) or key in ("license", "license_name")
         names += [item or value] if is_list else []
     return [name for each in names if (name := each.partition(" #")[0].strip(" []\"'"))]

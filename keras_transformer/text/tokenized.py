@@ -8,15 +8,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from keras_transformer import schema
 from keras_transformer.errors import NO_WINDOWS, RequestError
 from keras_transformer.options import Config
+from keras_transformer.schema import list_of, object_of, one_of, whole
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
 
 try:
@@ -33,6 +35,8 @@ MAX_RATIO = 9.0
 MIN_RATIO_LENGTH = 3
 _PAIRS_AT_A_TIME = 10_000
 _FORMAT = 2
+MAX_META_BYTES = 1_000_000
+MAX_ROWS = MAX_IDS = 2**48
 
 
 @dataclass
@@ -63,6 +67,15 @@ class CleaningReport:
             f"{self.kept:,} pairs kept, {self.left_out:,} left out of training: {self.empty:,} empty on a "
             f"side, {self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio{self.told_held_out}"
         )
+
+
+META = object_of({
+    "format": whole(_FORMAT, _FORMAT),
+    "max_length": whole(1, MAX_IDS),
+    "dtypes": list_of(one_of(("uint16", "uint32")), 2, 2),
+    "report": object_of({"kept": whole(1, MAX_ROWS)}, {one.name: whole(0, MAX_ROWS) for one in fields(CleaningReport)}),
+    "first_ids": list_of(list_of(whole(0, 2**31 - 1)), 2, 2),
+})  # fmt: skip
 
 
 class TokenizedCorpus:
@@ -136,13 +149,12 @@ class TokenizedCorpus:
         """
         folder = Path(folder)
         try:
-            meta = json.loads((folder / "meta.json").read_text("utf-8"))
-            if meta["format"] != _FORMAT:
-                raise ValueError(f"format {meta['format']}")
-            return cls(folder, meta)
+            return cls(folder, schema.read_json(folder / "meta.json", META, MAX_META_BYTES))
         except FileNotFoundError:
             raise RequestError(f"no tokenised corpus at {folder}: build it first") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except RequestError:
+            raise
+        except ValueError as error:
             raise RequestError(f"the tokenised corpus {folder} is damaged ({error}): delete it") from None
 
     def source_ids(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
@@ -169,11 +181,24 @@ class TokenizedCorpus:
         return sum(row in known for row in asked)
 
     def _side(self, side: str, dtype: np.dtype) -> _Side:
-        ids = np.memmap(self.folder / f"{side}.ids", dtype, mode="r")
-        offsets = np.memmap(self.folder / f"{side}.offsets", np.int64, mode="r")
-        if len(offsets) != self.report.kept + 1 or offsets[-1] != len(ids):
+        ids = mapped(self.folder / f"{side}.ids", dtype)
+        offsets = mapped(self.folder / f"{side}.offsets", np.dtype(np.int64))
+        fits = len(offsets) == self.report.kept + 1 and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not fits or (offsets[1:] <= offsets[:-1]).any():  # each row has its end id at least
             raise ValueError(f"{side}.ids and {side}.offsets do not fit together")
-        return _Side(np.asarray(ids), np.asarray(offsets))
+        return _Side(ids, offsets)
+
+
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The numbers (N,) in a file, memory-mapped.
+
+    Raises:
+        RequestError: it holds something else.
+    """
+    num_bytes = path.stat().st_size
+    if num_bytes % dtype.itemsize:
+        raise RequestError(f"{path} is damaged: {num_bytes:,} bytes are no numbers of {dtype.itemsize}: delete it")
+    return np.asarray(np.memmap(path, dtype, "r")) if num_bytes else np.zeros(0, dtype)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -20,7 +21,16 @@ from keras_transformer.commands import graph_cache
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_sessions import CPU, CUDA, open_session, runtime_of
-from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes
+from keras_transformer.decoding.probes import (
+    Answer,
+    ComputedProbe,
+    Differs,
+    Probe,
+    ProbesFile,
+    as_json,
+    check,
+    chosen_probes,
+)
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
@@ -183,6 +193,7 @@ def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):
     wrong: list[tuple[tuple, object]] = [
         (("probes",), as_json(probes) * 2), (source, [True, END]), (source, [5] * 60 + [END]), (source, [0, END]),
         (source, [64, END]), ((*answer, "ids"), [5] * 91), ((*answer, "log_prob"), 10**400),
+        ((*answer, "log_prob"), True), ((*answer, "ids"), [5.0, END]), (("probes", 0), []), (("entries",), {}),
     ]  # fmt: skip
     decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 1)
     for place, new in [*wrong, *strange(whole, 2)]:
@@ -200,6 +211,47 @@ def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):
         path.write_bytes(text)
         with pytest.raises(RequestError, match="is damaged"):
             translate(folder, SEARCHED)
+
+
+def test_damaged_probes_of_a_computation_are_refused_in_one_line(tmp_path):
+    path, whole = tmp_path / "probes.json", {"inputs": [[[1, 2]]], "outputs": [[0.5], [[[7, 8]]]]}
+    wrong: list[dict] = [
+        {"outputs": [["a", "b"]]}, {"outputs": [[True]]}, {"outputs": [[10**400]]}, {"outputs": [[[1, 2], [3]]]},
+        {"outputs": [[]]}, {"outputs": [5]}, {"outputs": [[None]]}, {"outputs": [[float("nan")]]}, {"outputs": {}},
+        {"inputs": []}, {"inputs": [[1, 2]]}, {"inputs": [[[1, 2.0]]]}, {"inputs": [[[2**31]]]}, {"inputs": [[["a"]]]},
+        {"inputs": [[[1, 2]], [[1]]]}, {"inputs": [[[[1]]]]}, {"inputs": [[[1], [1, 2]]]},
+    ]  # fmt: skip
+    for change in ({}, *wrong):
+        path.write_text(json.dumps({"probes": [whole | change]}))
+        with pytest.raises(RequestError, match="^[^\n]{,600}$") if change else nullcontext():
+            [probe] = ProbesFile.read(path, ComputedProbe.read).probes
+            assert probe.as_json() == whole
+
+
+def test_what_a_graph_tells_of_itself_is_checked_and_large_numbers_cost_nothing(exported, monkeypatch):
+    graphs = ExportFolder(exported).graphs("float32")
+    session = open_session(graphs.main, 1)
+    told = session.get_modelmeta().custom_metadata_map
+    model, decoding = json.loads(told["model"]), json.loads(told["decoding"])
+
+    def opened(**changes: str) -> OnnxDecoder:
+        meta = SimpleNamespace(custom_metadata_map={**told, **changes})
+        fake = SimpleNamespace(get_modelmeta=lambda: meta, get_outputs=session.get_outputs)
+        monkeypatch.setattr(onnx_decoder, "open_session", lambda *_: fake)
+        return OnnxDecoder(graphs, 1)
+
+    opened(model=json.dumps(model | {"vocabulary_size": 2**31 - 1}), beginning=f"[{2**31 - 2}]")
+    wrong: list[dict] = [
+        {"model": model | {"vocabulary_size": 10**400}}, {"model": model | {"max_source_length": True}},
+        {"model": model | {"source_vocabulary_size": 9.5}}, {"model": []}, {"decoding": {}}, {"precision": "x"},
+        {"decoding": decoding | {"num_beams": 2.5}}, {"decoding": decoding | {"length_penalty": "1"}},
+        {"beginning": [model["vocabulary_size"]]}, {"beginning": [-1]}, {"source_tags": [[]]},
+    ]  # fmt: skip
+    for changes in wrong:
+        with pytest.raises(RequestError, match="is not the graph that an export has by this name$"):
+            opened(**{name: json.dumps(value) for name, value in changes.items()})
+    with pytest.raises(RequestError, match="is not the graph"):
+        opened(model="[" * 100_000)
 
 
 @pytest.mark.parametrize("options", [SEARCHED, HALVES], ids=["search", "halves"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenized import MAX_META_BYTES, TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 from tests.text.plans import real
 
@@ -78,13 +78,26 @@ def test_a_cache_that_is_missing_or_damaged_is_named(pairs, unigram, tmp_path) -
     with pytest.raises(RequestError, match="no tokenised corpus at .*nowhere: build it first"):
         TokenizedCorpus.open(tmp_path / "nowhere")
     meta = json.loads((corpus.folder / "meta.json").read_text())
+    offsets = np.fromfile(corpus.folder / "source.offsets", np.int64)
+    ends = [offsets[::-1], offsets - 1, np.r_[0, -1, offsets[2:]], np.r_[0, 2**62, -(2**62), offsets[3:]]]
+    changed: list[dict] = [
+        {"format": 99},
+        {"max_length": 10**400},
+        {"first_ids": [[]]},
+        {"report": {"kept": 9.0}},
+        {"report": {}},
+    ]
+    wrong: list[list] = [[], ["uint16"], ["O", "O"], ["S0", "S0"], ["uint16", "float32"], [[], []]]
+    changed += [{"dtypes": dtypes} for dtypes in wrong]
     for name, content in (
-        ("source.ids", b""), ("target.ids", b"123"), ("target.offsets", bytes(16)), ("meta.json", b"{"),
-        ("meta.json", json.dumps(meta | {"format": 99}).encode()),
+        ("source.ids", b""), ("target.ids", b"123"), ("target.offsets", bytes(16)), ("target.offsets", b"123"),
+        ("meta.json", b"{"), ("meta.json", b"[" * 100_000), ("meta.json", b" " * MAX_META_BYTES + b"{}"),
+        *(("meta.json", json.dumps(meta | one).encode()) for one in changed),
+        *(("source.offsets", one.tobytes()) for one in ends),
     ):  # fmt: skip
         whole = (corpus.folder / name).read_bytes()
         (corpus.folder / name).write_bytes(content)
-        with pytest.raises(RequestError, match="the tokenised corpus .*tokens is damaged .*delete it"):
+        with pytest.raises(RequestError, match="tokens.* is damaged.*delete it$"):
             TokenizedCorpus.open(corpus.folder)
         (corpus.folder / name).write_bytes(whole)
 

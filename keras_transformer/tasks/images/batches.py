@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import warn
+from keras_transformer.errors import RequestError, warn
 from keras_transformer.files import write_whole
 from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, first_of, pixels_of, read_image
 from keras_transformer.text.batch_sampler import EqualPlan
 from keras_transformer.text.feeding import Batch, Place
+from keras_transformer.text.tokenized import mapped
 
 
 class Pixels(NamedTuple):
@@ -32,9 +34,12 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
         images: what to read.
         labels: all labels in their order.
         size, channels: see `read_image`.
+
+    Raises:
+        RequestError: the files are damaged.
     """
     places, shape = {label: place for place, label in enumerate(labels)}, (size, size, channels)
-    beside = path.with_suffix(".labels.npy")
+    beside = path.with_suffix(".labels")
     if not (path.is_file() and beside.is_file()):
         path.parent.mkdir(parents=True, exist_ok=True)
         found, faults = [], []
@@ -48,12 +53,13 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
                 file.write(pixels.tobytes())
                 found.append(places[image.label])
         with write_whole(beside) as aside:
-            np.save(aside, np.array(found, "int32"), allow_pickle=False)
+            np.array(found, "int32").tofile(aside)
         if faults:
             warn(f"{len(faults)} image(s) cannot be read and are left out: {first_of(faults)}")
-    known = np.load(beside, allow_pickle=False)
-    pixels = np.memmap(path, "uint8", "r", shape=(len(known), *shape)) if len(known) else np.zeros((0, *shape), "uint8")
-    return Pixels(pixels, known)
+    pixels, known = mapped(path, np.dtype("uint8")), mapped(beside, np.dtype("int32"))
+    if len(pixels) != len(known) * math.prod(shape) or ((known < 0) | (known >= len(labels))).any():
+        raise RequestError(f"{path} and {beside.name} do not fit together: delete both")
+    return Pixels(pixels.reshape(len(known), *shape), known)
 
 
 def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:

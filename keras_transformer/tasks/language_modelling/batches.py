@@ -13,7 +13,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
 from keras_transformer.text.batch_sampler import BatchPlan, EqualPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
-from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenized import TokenizedCorpus, mapped
 from keras_transformer.text.tokenizer import LINE_BREAK, PAD, SEPARATOR, START, Tokenizer
 
 LINES_AT_A_TIME = 10_000
@@ -26,6 +26,9 @@ def tokenized_text(path: Path, lines: Iterable[str], tokenizer: Tokenizer) -> np
         path: the file.
         lines: the lines of the text.
         tokenizer: a vocabulary with a piece for line breaks.
+
+    Raises:
+        RequestError: the file is damaged.
     """
     dtype = np.dtype("uint16" if tokenizer.vocabulary_size <= 2**16 else "int32")
     if not path.is_file():
@@ -34,7 +37,7 @@ def tokenized_text(path: Path, lines: Iterable[str], tokenizer: Tokenizer) -> np
             for some in _batched(lines):
                 text = "".join(f"{line}{LINE_BREAK}" for line in some)
                 np.array(tokenizer.encode_text(text), dtype).tofile(file)
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+    return mapped(path, dtype)
 
 
 def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
