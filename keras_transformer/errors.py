@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from keras_transformer import schema
-from keras_transformer.schema import number, or_null, whole
+from keras_transformer.schema import number, or_null, printable, whole
 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
+MAX_MESSAGE = 2_000  # characters
 NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
@@ -81,7 +82,12 @@ def say(message: str) -> None:
 
 def warn(message: str) -> None:
     """Writes a warning to standard error."""
-    say(f"warning: {message}")
+    _tell("warning", message)
+
+
+def _tell(kind: str, message: object) -> None:
+    """Says a warning or an error in one line, whatever a stranger's text in it holds."""
+    say(f"{kind}: {printable(str(message))[:MAX_MESSAGE]}")
 
 
 def command_line(verb: str = "") -> str:
@@ -116,13 +122,13 @@ def load_tensorflow() -> None:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with _silent(), _without_garbage_collection():
+    with silent(), _without_garbage_collection():
         importlib.import_module("keras")
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Throws away what C++ code writes to standard error."""
+def silent() -> Iterator[None]:
+    """Within, what code in C++ or Rust writes to standard error is thrown away."""
     if sys.stderr is None:
         yield
         return
@@ -201,7 +207,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
             sys.stdout.flush()
         return 0
     except RequestError as error:
-        say(f"error: {error}")
+        _tell("error", error)
         return 2
     except Stopped as stop:
         say(str(stop))
@@ -213,7 +219,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (JobError, OSError, MemoryError) as error:
-        say(f"error: {error or type(error).__name__}")
+        _tell("error", str(error) or type(error).__name__)
         return 1
     except Exception as error:
         if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's error; TensorFlow may not be imported

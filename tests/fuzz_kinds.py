@@ -1,21 +1,32 @@
 """The kinds of files from strangers: how a folder with one is made, and what reads it, up to where a model is made."""
 
 import importlib
+import io
 import json
-import math
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 
-from keras_transformer.errors import JobError, RequestError
-from tests.golden.stored import unpack as golden
+from keras_transformer.errors import RequestError
+from tests.golden.cases import write_files
+from tests.golden.stored import unpack
+from tests.importing import theirs
 
-LINES = ["the sea", "two dogs and <mask> a cat", "ba do fi", ""]
-TOKENIZED = (b"the sea\n", b"two dogs\n")
+Maker = Callable[[Path], object]
+TEXTS = ["the sea", "two dogs and <mask> a cat", "ba do fi", ""]
+ASKED = "{{ bos_token }}{% for m in messages %}{{ m.role ~ m['content']|trim }}{% if loop.last %}{{ 'x' * 9 }}{% endif %}{% endfor %}"
+TEMPLATE = ASKED + """
+{%- for i in range(3) %}{{ i ** 2 }}{% set n = namespace(a='b') %}{% set n.a = n.a ~ n.a %}{{ n.a|center(9) }}{% endfor %}
+{% if not messages %}{{ raise_exception('no messages') }}{% endif %}{{ eos_token if add_generation_prompt }}
+"""
 
 
 class Kind(NamedTuple):
@@ -25,19 +36,21 @@ class Kind(NamedTuple):
         name: what it is.
         make: writes a folder in which such a file is whole.
         file: its name in the folder, as a pattern.
-        read: reads it.
+        read: reads it; it may return the status of a command.
         form: how it is changed, a key of `fuzz.CHANGES`.
         modules: what is imported before, because `read` needs it.
         library: whether a library in C++ reads it, which may end the process.
+        may_differ: whether a model may compute otherwise than it should, which is told with status 1.
     """
 
     name: str
-    make: Callable[[Path], object]
+    make: Maker
     file: str
     read: Callable[[Path], object]
     form: str = "json"
     modules: tuple[str, ...] = ()
     library: bool = False
+    may_differ: bool = False
 
     def prepare(self) -> None:
         """Imports what reading needs."""
@@ -45,167 +58,227 @@ class Kind(NamedTuple):
             importlib.import_module(module)
 
 
-def done(status: int) -> None:
-    """Raises what a command's status says; the command has told why."""
-    if status:
-        raise SystemExit(status)
-
-
 @cache
-def a_run(task: str) -> Callable[[Path], object]:
-    """Writes a golden run, and what the commands need beside it."""
-    return partial(golden, task)
-
-
-@cache
-def a_folder(kind: str, *more: str) -> Callable[[Path], None]:
-    """Writes a folder in Hugging Face's format."""
+def golden(task: str) -> Maker:
+    """Writes a golden run, and beside it the text that it trained on."""
 
     def make(folder: Path) -> None:
-        from tests.importing.test_torch_file import torch_file
-        from tests.importing.theirs import change, split, tensors_of, write
-
-        write(kind, folder)
-        for name in more:
-            if name in ("archive", "row"):
-                content = torch_file(tensors_of(folder), name == "archive")
-                (folder / "model.safetensors").unlink()
-                (folder / "pytorch_model.bin").write_bytes(content)
-            elif name == "index":
-                split(folder)
-            elif name == "template":
-                change(folder, "tokenizer_config.json", chat_template="{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
-            elif name == "pooling":
-                home = "sentence_transformers.models"
-                modules = [{"path": "", "type": f"{home}.Transformer"}, {"path": "1_Pooling", "type": f"{home}.Pooling"}]
-                (folder / "modules.json").write_text(json.dumps(modules))
-                (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": False}))
-                (folder / "1_Pooling").mkdir()
-                modes = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-                (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
-            elif name == "words":
-                from tests.importing.theirs import WORDS
-
-                for path in folder.glob("tokenizer*.json"):
-                    path.unlink()
-                (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
-                special = {"cls_token": "[CLS]", "mask_token": {"content": "[MASK]", "lstrip": False}}
-                (folder / "special_tokens_map.json").write_text(json.dumps(special))
-            elif name == "merges":
-                from tests.importing.text_models import byte_bpe
-                from tests.importing.theirs import SIZE
-
-                (folder / "tokenizer.json").unlink()
-                byte_bpe(special=["<|endoftext|>"], alphabet=False, size=SIZE).model.save(str(folder))
-            elif name == "license":
-                (folder / "README.md").write_text("---\nlicense: mit\ntags:\n- a\n---\n# Model\n")
-            elif name == "added":
-                (folder / "added_tokens.json").write_text('{"<extra_id_0>": 159}')
-            elif name == "no pieces":
-                (folder / "spiece.model").unlink()
+        unpack(task, folder)
+        text = folder.with_name(f"{folder.name}-text")
+        text.mkdir()
+        write_files(task, text)
 
     return make
 
 
-def read_folder(folder: Path) -> None:
-    """Reads a folder in Hugging Face's format, and lets its vocabularies read and write text."""
-    from keras_transformer.importing.huggingface import read_huggingface
-
-    imported = read_huggingface(folder)
-    for name in [*imported.weights.names][:2] if hasattr(imported.weights, "names") else []:
-        imported.weights[name]
-    for vocabulary in imported.vocabularies:
-        use(vocabulary.tokenizer)
+def with_modules(folder: Path) -> None:
+    """Writes a run that names modules, of which none has a part of it."""
+    config = unpack("classification", folder) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "modules": ["json.tool", "tests.tiny_text"]}))
 
 
-def use(tokenizer: Any) -> None:
-    """Reads and writes some text with a vocabulary."""
-    rows = tokenizer.encode(LINES)
-    tokenizer.decode([[id for id in row if id < tokenizer.vocabulary_size] for row in rows])
-    tokenizer.pieces([0, 1, 2, 3, tokenizer.vocabulary_size - 1])
-    tokenizer.surfaces()
-    _ = tokenizer.tags, tokenizer.normalize(LINES[1]), tokenizer.unread(LINES[1]), tokenizer.has_line_breaks
-    if tokenizer.has_mask:
-        tokenizer.encode_masked(LINES[1])
+def write_json(path: Path, value: object) -> None:
+    """Writes a file of JSON, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def read_config_of(folder: Path) -> None:
-    """What the commands read of config.json."""
-    from keras_transformer.commands.runs import info
-    from keras_transformer.decoding.search_options import SearchOptions
-    from keras_transformer.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
-    from keras_transformer.tasks.translation.commands.translate import own_search_of
+def in_torch(is_archive: bool, folder: Path) -> None:
+    """Puts the tensors into a file of PyTorch's."""
+    from tests.importing.test_torch_file import torch_file
 
-    run = RunFolder(folder)
-    config = read_config(run)
-    info(Namespace(run=str(folder)))
-    resume_command(run), main_verb(config)
-    SearchOptions(**own_search_of(Namespace(run=str(folder))))
-    aside = folder.parent / "written"
-    aside.mkdir(exist_ok=True)
-    write_config(RunFolder(aside), config)
+    (folder / "pytorch_model.bin").write_bytes(torch_file(theirs.tensors_of(folder), is_archive))
+    (folder / "model.safetensors").unlink()
 
 
-def resume(folder: Path) -> None:
-    """What a training that goes on reads before it makes a model."""
-    from keras_transformer.training.request import open_run
+def pooled(folder: Path) -> None:
+    """Adds what sentence-transformers writes."""
+    types = {"": "Transformer", "1_Pooling": "Pooling"}
+    write_json(folder / "modules.json", [{"path": path, "type": f"models.{type}"} for path, type in types.items()])
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": False})
+    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True})
 
-    open_run({"resume": True, "out": str(folder), "steps": 10**9})
+
+def of_words(folder: Path) -> None:
+    """Puts a list of words in place of a tokenizer.json."""
+    for path in folder.glob("tokenizer*.json"):
+        path.unlink()
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in theirs.WORDS))
+    write_json(folder / "special_tokens_map.json", {"cls_token": "[CLS]", "mask_token": {"content": "[MASK]"}})
 
 
-def read_weights(folder: Path) -> None:
-    """The check of model.keras, for a model whose parameters were counted before."""
-    from keras_transformer import run_folder
-    from keras_transformer.commands.graph_cache import content_of
+def of_merges(folder: Path) -> None:
+    """Puts lists of tokens and of merges in place of a tokenizer.json."""
+    from tests.importing.text_models import byte_bpe
 
-    run = run_folder.RunFolder(folder)
-    number = run_folder.read_config(run)["parameters"]
-    run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
-    run_folder.check_model(run)
-    content_of(run)
+    (folder / "tokenizer.json").unlink()
+    byte_bpe(special=["<|endoftext|>"], alphabet=False, size=theirs.SIZE).model.save(str(folder))
+
+
+MORE: dict[str, Callable[[Path], object]] = {  # what is changed in a folder
+    "archive": partial(in_torch, True), "row": partial(in_torch, False), "index": theirs.split, "pooled": pooled,
+    "words": of_words, "merges": of_merges,
+    "license": lambda folder: (folder / "README.md").write_text("---\nlicense: mit\ntags:\n- a\n---\n# Model\n"),
+    "template": lambda folder: theirs.change(folder, "tokenizer_config.json", chat_template=ASKED),
+    "added": lambda folder: write_json(folder / "added_tokens.json", {"<extra_id_0>": 159}),
+    "json alone": lambda folder: (folder / "spiece.model").unlink(),
+}  # fmt: skip
 
 
 @cache
-def _model(folder: Path) -> Any:
-    from keras_transformer import run_folder
-    from keras_transformer.making import make_model
-
-    return make_model(run_folder.read_config(folder)["model"])
+def foreign(kind: str, more: str) -> Maker:
+    """Writes a folder in Hugging Face's format."""
+    return lambda folder: MORE[more](theirs.write(kind, folder))
 
 
-def load_weights(folder: Path) -> None:
-    """The weights in model.keras, for a model that was made before."""
-    from keras_transformer import run_folder
+@cache
+def foreign_tokenizer(kind: str) -> Maker:
+    """Writes the vocabulary that a run keeps of such a folder."""
 
-    model = _model(folder)
-    run_folder.make_model = lambda config: model  # type: ignore[assignment]
-    number = run_folder.read_config(folder)["parameters"]
-    run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
-    run_folder.load_model(folder)
+    def make(folder: Path) -> None:
+        from keras_transformer.importing.huggingface import read_huggingface
+
+        foreign(kind, "template")(folder / "model")
+        read_huggingface(folder / "model").vocabularies[0].tokenizer.save(folder / "tokenizer.json")
+
+    return make
 
 
-def a_cache(folder: Path) -> None:
-    """Writes a tokenised corpus, and the files of one text and of images."""
-    from keras_transformer.tasks.language_modelling.batches import tokenized_text
+def corpus(folder: Path) -> None:
+    """Writes a vocabulary, and a corpus as ids."""
     from keras_transformer.text.tokenized import TokenizedCorpus
     from keras_transformer.text.tokenizer import Tokenizer
     from tests.tiny_text import lines
 
     text = lines(0)
     tokenizer = Tokenizer.train(text, 64)
-    tokenizer.save(folder / "tokenizer.model")
     TokenizedCorpus.build(folder / "train", zip(text[:40], text[40:80], strict=True), tokenizer, tokenizer)
+    tokenizer.save(folder / "tokenizer.model")
 
 
-def read_cache(folder: Path) -> None:
-    """Reads all of a tokenised corpus."""
-    from keras_transformer.text.tokenized import TokenizedCorpus
+WEIGHTS = {"0000-kernel": SimpleNamespace(shape=(3, 4), dtype="float32"), "0001-seed": SimpleNamespace(shape=(2,), dtype="int64")}
 
-    corpus = TokenizedCorpus.open(folder / "train")
-    corpus.sources_among([[5]], [4])
-    rows = np.arange(min(len(corpus), 8))
-    corpus.source_ids(rows, 8, int(corpus.source_lengths.max()))
-    corpus.labels(rows, 8, int(corpus.target_lengths.max()))
+
+def checkpoint(folder: Path) -> None:
+    """Writes the two files of a checkpoint, with small arrays."""
+    from keras_transformer.training import checkpoints
+
+    folder.mkdir()
+    checkpoints._write_arrays(folder / "weights.npz", {name: np.ones(one.shape, one.dtype) for name, one in WEIGHTS.items()})
+    checkpoints._write_arrays(folder / "state.npz", {"progress": checkpoints._json_array({"step": 3, "epoch": 1})})
+
+
+def images(folder: Path) -> None:
+    """Writes a run of images with its pixels."""
+    from keras_transformer.tasks.images.batches import read_pixels
+    from keras_transformer.tasks.images.corpus import LabelledImage
+
+    some = [LabelledImage("ab"[place % 2], np.full((9, 9), place, "uint8"), "") for place in range(6)]
+    read_pixels(unpack("images", folder) / "cache/train.images", some, ["a", "b"], 8, 1)
+
+
+def vectors(folder: Path) -> None:
+    """Writes word vectors, as text and in binary."""
+    folder.mkdir()
+    (folder / "text").write_text("4 3\n" + "".join(f"{word} 0.5 -1 2e-3\n" for word in ("the", "sea", "größe", "a b")))
+    rows = b"".join(word + b" " + np.array([1, 2, 3], "<f4").tobytes() for word in (b"the", b"sea", b"cat"))
+    (folder / "binary").write_bytes(b"3 3\n" + rows)
+
+
+def distilled(folder: Path) -> None:
+    """Writes what a distillation keeps."""
+    from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
+
+    folder.mkdir()
+    (folder / "source").write_text("the sea\ntwo dogs\na cat\n")
+    text = DistilledText(str(folder / "text"))
+    text.begin(text.making([], str(folder / "source"), {"num_beams": 2}))
+    (text.shards / "000000.jsonl").write_text('["das Meer", true]\n["zwei Hunde", true]\n["eine Katze", true]\n')
+    write_json(text.report, {"lines": 3, "validation": "x", "kept": 3, "left_out": {}, "examples": {}})
+
+
+def answering(folder: Path) -> None:
+    """Writes a run that keeps the graph of its answers."""
+    unpack("classification", folder / "run")
+    assert answer("classify", "run", folder) == 0
+
+
+def exported(folder: Path) -> None:
+    """Writes an export of a translator."""
+    from export.__main__ import main
+
+    unpack("translation", folder / "run")
+    assert main([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
+
+
+def chat(folder: Path) -> None:
+    """Writes a template for chats."""
+    folder.mkdir()
+    (folder / "template").write_text(TEMPLATE)
+
+
+def read_config_of(folder: Path) -> None:
+    """What commands read of config.json."""
+    from keras_transformer.commands.runs import info
+    from keras_transformer.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
+    from keras_transformer.tasks.translation.commands.translate import own_search_of
+
+    run, aside = RunFolder(folder), RunFolder(folder.with_name("aside"))
+    config = read_config(run)
+    info(Namespace(run=str(folder)))
+    resume_command(run)
+    if main_verb(config) == "translate":
+        own_search_of(Namespace(run=str(folder)))
+    aside.path.mkdir(exist_ok=True)
+    write_config(aside, config)
+
+
+def resume(folder: Path) -> None:
+    """What a training that goes on reads before it makes a model."""
+    from keras_transformer.training.request import open_run
+
+    os.chdir(folder.with_name(f"{folder.name}-text"))
+    open_run({"resume": True, "out": str(folder), "steps": 10**9})
+
+
+@cache
+def model_of(folder: Path) -> Any:
+    """The model of a run, made once in a process."""
+    from keras_transformer import making, run_folder
+
+    return making.make_model(run_folder.read_config(folder)["model"])
+
+
+def read_weights(loads: bool, folder: Path) -> None:
+    """The check of model.keras, and if asked the weights in it, without making the model each time."""
+    from keras_transformer import run_folder
+    from keras_transformer.commands.graph_cache import content_of
+
+    number = run_folder.read_config(folder)["parameters"]
+    run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
+    if loads:
+        model = model_of(folder)
+        run_folder.make_model = lambda config: model  # type: ignore[assignment]
+        run_folder.load_model(folder)
+    run_folder.check_model(run_folder.RunFolder(folder))
+    content_of(run_folder.RunFolder(folder))
+
+
+def use(tokenizer: Any) -> None:
+    """Reads and writes some text with a vocabulary."""
+    tokenizer.decode(tokenizer.encode(TEXTS))
+    tokenizer.pieces([0, 1, 2, 3, tokenizer.vocabulary_size - 1])
+    _ = tokenizer.tags, tokenizer.surfaces(), tokenizer.unread(TEXTS[1]), tokenizer.has_line_breaks
+    if tokenizer.has_mask:
+        tokenizer.encode_masked(TEXTS[1])
+
+
+def read_foreign(folder: Path) -> None:
+    """Reads a folder in Hugging Face's format."""
+    from keras_transformer.importing.huggingface import read_huggingface
+
+    for vocabulary in read_huggingface(folder).vocabularies:
+        use(vocabulary.tokenizer)
 
 
 def read_tokenizer(folder: Path) -> None:
@@ -216,50 +289,39 @@ def read_tokenizer(folder: Path) -> None:
     use(load_tokenizer(path))
 
 
-@cache
-def a_tokenizer(kind: str) -> Callable[[Path], None]:
-    """Writes a run's vocabulary that is a tokenizer of Hugging Face's."""
+def read_corpus(folder: Path) -> None:
+    """Reads a corpus as ids."""
+    from keras_transformer.text.tokenized import TokenizedCorpus
 
-    def make(folder: Path) -> None:
-        from keras_transformer.importing.huggingface import read_huggingface
-
-        a_folder(kind, "template")(folder / "model")
-        read_huggingface(folder / "model").vocabularies[0].tokenizer.save(folder / "tokenizer.json")
-
-    return make
+    corpus = TokenizedCorpus.open(folder / "train")
+    corpus.sources_among([[5]], [4])
+    rows = np.arange(min(len(corpus), 8))
+    corpus.source_ids(rows, 8, int(corpus.source_lengths.max()))
+    corpus.labels(rows, 8, int(corpus.target_lengths.max()))
 
 
 def read_template(folder: Path) -> None:
-    """Renders a template for chats."""
+    """Makes a chat a text."""
     from keras_transformer.text.huggingface_tokenizer import rendered
 
-    template = (folder / "template").read_bytes().decode("utf-8", "replace")
+    template = (folder / "template").read_text("utf-8", "replace")
     rendered(template, [{"messages": [{"role": "user", "content": "5"}], "bos_token": "<s>", "eos_token": "</s>"}])
 
 
-TEMPLATE = """{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-{{ raise_exception('roles must alternate') }}{% endif %}{{ '<|im_start|>' ~ message.role + '\\n' + message['content']|trim }}
-{%- for i in range(3) %}{{ i * 2 }}{{ 'x' * 9 }}{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ bos_token }}{% endif %}
-"""
-
-
-def a_template(folder: Path) -> None:
-    """Writes a template for chats."""
-    folder.mkdir()
-    (folder / "template").write_text(TEMPLATE)
-
-
 def read_images(folder: Path) -> None:
-    """The validation images of a run."""
+    """The validation images of a run, and the pixels that it keeps."""
     from keras_transformer.run_folder import RunFolder
+    from keras_transformer.tasks.images.batches import read_pixels
     from keras_transformer.tasks.images.signature import images_of
 
     images_of(RunFolder(folder), json.loads((folder / "config.json").read_text())["model"])
+    pixels = read_pixels(folder / "cache/train.images", [], ["a", "b"], 8, 1)
+    assert [{"a": 1, "b": 2}["ab"[label]] for label in pixels.labels] and pixels.images.max() >= 0
 
 
 def read_validation(folder: Path) -> None:
-    """The validation text of a run, on which its exports are certified."""
-    from export.artefacts import validation_text
+    """What a run's exports are certified on."""
+    from export.certificate.comparison import validation_text
 
     validation_text(folder)
 
@@ -272,59 +334,26 @@ def read_items(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> None:
-    """The records of a run that goes on."""
+    """The records of a run: those that a training goes on with, and those that `info` prints."""
+    from keras_transformer.commands.runs import info
     from keras_transformer.run_folder import RunFolder
     from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.records import Records
 
     Records(RunFolder(folder), Progress(step=3))
-
-
-def print_info(folder: Path) -> None:
-    """`info`, which prints the last row of metrics.csv."""
-    from keras_transformer.commands.runs import info
-
     info(Namespace(run=str(folder)))
 
 
-class Variable(NamedTuple):
-    """What a checkpoint holds, as far as its check needs it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-WEIGHTS = {"0000-kernel": Variable((3, 4), "float32"), "0001-seed": Variable((2,), "int64")}
-
-
-def a_checkpoint(folder: Path) -> None:
-    """Writes a checkpoint's file, and one of its progress."""
-    from keras_transformer.training import checkpoints
-
-    folder.mkdir()
-    arrays = {name: np.ones(each.shape, each.dtype) for name, each in WEIGHTS.items()}
-    checkpoints._write_arrays(folder / "1.weights.npz", arrays)
-    checkpoints._write_arrays(folder / "1.state.npz", {"progress": checkpoints._json_array({"step": 3, "epoch": 1})})
-
-
 def read_checkpoint(folder: Path) -> None:
-    """Reads a checkpoint. A damaged one is left out with a warning; here it is told as an error."""
+    """Reads a checkpoint. Training leaves a damaged one out with a warning; here it is an error."""
     from keras_transformer.training import checkpoints
 
     try:
-        for _ in checkpoints._read_arrays(folder / "1.weights.npz", WEIGHTS):
+        for _ in checkpoints._read_arrays(folder / "weights.npz", WEIGHTS):
             pass
-        checkpoints._read_progress(folder / "1.state.npz", {"step": 1, "epoch": 1})
+        checkpoints._read_progress(folder / "state.npz", {"step": 1, "epoch": 1})
     except checkpoints.DamagedFile as error:
         raise RequestError(str(error)) from None
-
-
-def vectors(folder: Path) -> None:
-    """Writes word vectors, as text and in binary."""
-    folder.mkdir()
-    (folder / "text").write_text("4 3\n" + "".join(f"{word} 0.5 -1 2e-3\n" for word in ("the", "sea", "größe", "a b")))
-    rows = b"".join(word + b" " + np.array([1, 2, 3], "<f4").tobytes() for word in (b"the", b"sea", b"cat"))
-    (folder / "binary").write_bytes(b"3 3\n" + rows)
 
 
 def read_vectors(name: str, folder: Path) -> None:
@@ -334,17 +363,6 @@ def read_vectors(name: str, folder: Path) -> None:
     read_word_vectors(folder / name, 3, {"the", "sea", "größe"})
 
 
-def distilled(folder: Path) -> None:
-    """Writes what a distillation keeps."""
-    (folder / "text/translations").mkdir(parents=True)
-    (folder / "source").write_text("the sea\ntwo dogs\na cat\n")
-    making = {"shard_lines": 2, "teachers": ["x"], "text": "y", "lines": 3, "search": {"num_beams": 2}}
-    (folder / "text/made_of.json").write_text(json.dumps(making))
-    (folder / "text/report.json").write_text(json.dumps({"lines": 3, "validation": "x", "kept": 3, "left_out": {}, "examples": {}}))
-    (folder / "text/translations/000000.jsonl").write_text('["das Meer", true]\n["zwei Hunde", true]\n')
-    (folder / "text/translations/000001.jsonl").write_text('["eine Katze", true]\n')
-
-
 def read_distilled(folder: Path) -> None:
     """Reads what a distillation keeps, and chooses from it."""
     from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
@@ -352,73 +370,92 @@ def read_distilled(folder: Path) -> None:
     text = DistilledText(str(folder / "text"))
     text.check()
     text.is_filtered([])
-    text.missing(text._made_of())
+    text.missing(text.making([], str(folder / "source"), {"num_beams": 2}))
     report = text.report.read_bytes()
     text.filter(str(folder / "source"), [])
     text.report.write_bytes(report)
 
 
-def own_parts(folder: Path) -> None:
-    """Writes a run that names modules."""
-    golden("classification", folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "modules": ["json.tool", "tests.tiny_text"]}))
-
-
-def classify(folder: Path) -> None:
-    """Answers by the graphs that a run, or an export, keeps."""
+def answer(verb: str, name: str, folder: Path) -> int:
+    """Answers by the graphs of a run or of an export."""
     from keras_transformer.__main__ import main
 
-    (folder.parent / "lines").write_text("the cat\n")
-    done(main(["classify", str(next(folder.glob("run*"))), "--input", str(folder.parent / "lines"), "--engine", "onnx"]))
+    sys.stdin = Mock(buffer=io.BytesIO(b"the cat\n"))
+    return main([verb, str(folder / name), "--engine", "onnx", "--threads", "1"])
 
 
-RUNS = ("translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts", "modern")
-KERAS = ("keras", "keras_transformer.training.request", "keras_transformer.training.records", "export.artefacts")
+def verify(folder: Path) -> None:
+    """What `export --verify` reads of a certificate."""
+    from export.certificate.comparison import KeptCertificate
+
+    KeptCertificate(folder / "export").expected()
+
+
+TASKS = ("translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts")
+KERAS = ("keras", "keras_transformer.training.request", "keras_transformer.training.records", "export.certificate.comparison")
+ONNX = ("onnx", "onnxruntime", "keras_transformer.tasks.classification.pipeline")
 READERS = ("keras_transformer.importing.huggingface", "tokenizers", "sentencepiece")
+CLASSIFY, TRANSLATE = partial(answer, "classify", "run"), partial(answer, "translate", "export")
+FOREIGN = [  # model, what is changed in its folder, its file, its form
+    *((model, "license", "config.json", "json") for model in (
+        "marian", "bart", "gpt2", "llama", "bert-labels", "vit", "t5", "roberta",
+    )),
+    *(("marian", "license", name, "json") for name in ("generation_config.json", "tokenizer_config.json", "vocab.json")),
+    ("marian", "license", "README.md", "text"), ("marian", "license", "source.spm", "bytes"),
+    ("marian", "license", "model.safetensors", "bytes"), ("marian", "archive", "pytorch_model.bin", "bytes"),
+    ("marian", "row", "pytorch_model.bin", "bytes"), ("marian", "index", "model.safetensors.index.json", "json"),
+    *((model, "license", "tokenizer.json", "json") for model in ("bert-labels", "bart", "gpt2")),
+    ("vit", "license", "preprocessor_config.json", "json"), ("t5", "added", "tokenizer_config.json", "json"),
+    ("t5", "added", "added_tokens.json", "json"), ("t5", "added", "spiece.model", "bytes"),
+    ("t5", "json alone", "tokenizer.json", "json"), ("bert", "pooled", "modules.json", "json"),
+    ("bert", "pooled", "1_Pooling/config.json", "json"), ("bert", "pooled", "sentence_bert_config.json", "json"),
+    ("bert", "words", "vocab.txt", "text"), ("bert", "words", "special_tokens_map.json", "json"),
+    ("gpt2", "merges", "merges.txt", "text"), ("gpt2", "merges", "vocab.json", "json"),
+    ("llama", "template", "tokenizer_config.json", "json"),
+]  # fmt: skip
 KINDS = [
-    *(Kind(f"config.json of {task}", a_run(task), "config.json", read_config_of, modules=KERAS) for task in RUNS),
-    *(Kind(f"config.json of {task} to go on with", a_run(task), "config.json", resume, modules=KERAS) for task in RUNS[:6]),
-    Kind("config.json with modules", own_parts, "config.json", read_weights, modules=KERAS),
-    Kind("model.keras", a_run("next-item"), "model.keras", read_weights, "bytes", KERAS, library=True),
-    Kind("weights in model.keras", a_run("next-item"), "model.keras", load_weights, "bytes", KERAS, library=True),
-    Kind("validation.npz", a_run("images"), "validation.npz", read_images, "bytes", KERAS),
-    *(Kind(f"{file} of {task}", a_run(task), file, read_validation, "text", KERAS) for task, file in (
-        ("translation", "validation.source"), ("translation", "validation.target"), ("classification", "validation.text"),
-        ("masked-tokens", "validation.source"), ("language-model", "validation.source"),
+    *(Kind(f"config.json of {task}", golden(task), "config.json", read_config_of, modules=KERAS) for task in TASKS),
+    *(Kind(f"config.json to resume {task}", golden(task), "config.json", resume, modules=KERAS) for task in TASKS[:6]),
+    Kind("config.json with modules", with_modules, "config.json", partial(read_weights, False), modules=KERAS),
+    Kind("model.keras", golden("next-item"), "model.keras", partial(read_weights, False), "bytes", KERAS, True),
+    Kind("weights in model.keras", golden("next-item"), "model.keras", partial(read_weights, True), "bytes", KERAS, True),
+    Kind("validation.npz", images, "validation.npz", read_images, "bytes", KERAS),
+    *(Kind(f"cache/{name}", images, f"cache/{name}", read_images, "bytes", KERAS) for name in ("train.images", "train.labels*")),
+    *(Kind(f"{file} of {task}", golden(task), file, read_validation, "text", KERAS) for task, file in (
+        ("translation", "validation.source"), ("answers", "validation.target"), ("classification", "validation.text"),
+        ("masked-tokens", "validation.text"), ("language-model", "validation.text"),
     )),
-    Kind("items.txt", a_run("next-item"), "items.txt", read_items, "text"),
-    Kind("metrics.csv", a_run("translation"), "metrics.csv", print_info, "text", KERAS),
-    Kind("metrics.csv to go on with", a_run("translation"), "metrics.csv", read_records, "text", KERAS),
-    Kind("samples.txt", a_run("translation"), "samples.txt", read_records, "text", KERAS),
-    Kind("checkpoint", a_checkpoint, "1.weights.npz", read_checkpoint, "bytes", KERAS),
-    Kind("progress", a_checkpoint, "1.state.npz", read_checkpoint, "bytes", KERAS),
-    Kind("tokenizer.model", a_cache, "tokenizer.model", read_tokenizer, "bytes", READERS, library=True),
-    *(Kind(f"tokenizer.json of {kind}", a_tokenizer(kind), "tokenizer.json", read_tokenizer, modules=READERS) for kind in ("bert-tokens", "gpt2")),
-    Kind("cache/train/meta.json", a_cache, "train/meta.json", read_cache),
-    *(Kind(f"cache/train/{name}", a_cache, f"train/{name}", read_cache, "bytes") for name in (
-        "source.ids", "source.offsets", "target.ids", "target.offsets",
-    )),
-    Kind("word vectors in text", vectors, "text", partial(read_vectors, "text"), "text", ("gensim.models",)),
-    Kind("word vectors in binary", vectors, "binary", partial(read_vectors, "binary"), "bytes", ("gensim.models",)),
+    Kind("items.txt", golden("next-item"), "items.txt", read_items, "text"),
+    *(Kind(name, golden("translation"), name, read_records, "text", KERAS) for name in ("metrics.csv", "samples.txt")),
+    *(Kind(f"checkpoint's {name}", checkpoint, name, read_checkpoint, "bytes", KERAS) for name in ("weights.npz", "state.npz")),
+    Kind("tokenizer.model", corpus, "tokenizer.model", read_tokenizer, "bytes", READERS, True),
+    *(Kind(f"tokenizer.json of {model}", foreign_tokenizer(model), "tokenizer.json", read_tokenizer, modules=READERS)
+      for model in ("bert-tokens", "gpt2")),
+    Kind("cache/train/meta.json", corpus, "train/meta.json", read_corpus),
+    *(Kind(f"cache/train/{side}.{part}", corpus, f"train/{side}.{part}", read_corpus, "bytes")
+      for side in ("source", "target") for part in ("ids", "offsets")),
+    *(Kind(f"word vectors in {form}", vectors, form, partial(read_vectors, form), "text" if form == "text" else "bytes", ("gensim.models",))
+      for form in ("text", "binary")),
     *(Kind(f"distilled {name}", distilled, f"text/{name}", read_distilled, form) for name, form in (
         ("made_of.json", "json"), ("report.json", "json"), ("translations/000000.jsonl", "text"),
     )),
-    *(Kind(f"imported {name} of {kind}", a_folder(kind, *more), name, read_folder, form, READERS, name.endswith((".spm", ".model")))
-      for kind, more, name, form in (
-        *((kind, ("license",), "config.json", "json") for kind in ("marian", "bart", "gpt2", "llama", "bert-labels", "vit", "t5", "roberta")),
-        *(("marian", ("license",), name, "json") for name in ("generation_config.json", "tokenizer_config.json", "vocab.json")),
-        ("marian", ("license",), "README.md", "text"), ("marian", ("license",), "source.spm", "bytes"),
-        ("marian", ("license",), "model.safetensors", "bytes"), ("marian", ("archive",), "pytorch_model.bin", "bytes"),
-        ("marian", ("row",), "pytorch_model.bin", "bytes"), ("marian", ("index",), "model.safetensors.index.json", "json"),
-        *((kind, ("license",), "tokenizer.json", "json") for kind in ("bert-labels", "bart", "gpt2")),
-        ("vit", ("license",), "preprocessor_config.json", "json"), ("t5", ("added",), "tokenizer_config.json", "json"),
-        ("t5", ("added",), "added_tokens.json", "json"), ("t5", ("license",), "spiece.model", "bytes"),
-        ("t5", ("no pieces",), "tokenizer.json", "json"), ("bert", ("pooling",), "modules.json", "json"),
-        ("bert", ("pooling",), "1_Pooling/config.json", "json"), ("bert", ("pooling",), "sentence_bert_config.json", "json"),
-        ("bert", ("words",), "vocab.txt", "text"), ("bert", ("words",), "special_tokens_map.json", "json"),
-        ("gpt2", ("merges",), "merges.txt", "text"), ("gpt2", ("merges",), "vocab.json", "json"),
-        ("llama", ("template",), "tokenizer_config.json", "json"),
-    )),
-    Kind("chat template", a_template, "template", read_template, "text", ("keras_transformer.text.huggingface_tokenizer",)),
+    *(Kind(f"{file} of {model}, {more}", foreign(model, more), file, read_foreign, form, READERS, file.endswith((".spm", ".model")))
+      for model, more, file, form in FOREIGN),
+    Kind("kept probes", answering, "run/cache/onnx-*/*.json", CLASSIFY, modules=ONNX, may_differ=True),
+    Kind("kept graph", answering, "run/cache/onnx-*/*.onnx", CLASSIFY, "bytes", ONNX, True, True),
+    Kind("kept graph's metadata", answering, "run/cache/onnx-*/*.onnx", CLASSIFY, "metadata", ONNX, may_differ=True),
+    Kind("certificate.json to verify", exported, "export/certificate.json", verify, modules=KERAS),
+    Kind("certificate.json", exported, "export/certificate.json", TRANSLATE, modules=ONNX, may_differ=True),
+    Kind("export's metadata", exported, "export/onnx/translate.onnx", TRANSLATE, "metadata", ONNX, may_differ=True),
+    Kind("chat template", chat, "template", read_template, "text", READERS),
 ]  # fmt: skip
+# Seeds of which something was wrong once.
+KNOWN = {
+    "config.json of translation": [108], "config.json of images": [96], "config.json of answers": [141],
+    "config.json to resume images": [86], "config.json to resume masked-tokens": [18],
+    "config.json with modules": [0, 4], "metrics.csv": [1, 10], "cache/train/meta.json": [19, 25, 118],
+    "cache/train/source.offsets": [12, 15, 34], "cache/train/target.offsets": [93],
+    "pytorch_model.bin of marian, row": [19], "tokenizer.json of bert-labels, license": [32, 62, 257],
+    "tokenizer.json of bart, license": [42, 238], "modules.json of bert, pooled": [59, 111, 137, 148],
+    "kept probes": [89, 101], "kept graph": [145],
+}  # fmt: skip

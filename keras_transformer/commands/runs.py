@@ -20,6 +20,7 @@ from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
 from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.schema import printable
 from keras_transformer.tasks import TASKS, task_of
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
         return
     print("last metrics:")
     for name, value in rows[-1].items():
-        print(f"  {name}: {value}")
+        print(f"  {printable(name)}: {printable(value)}")
     best = max(rows, key=lambda row: number(row.get("val_bleu")))
     if best.get("val_bleu"):
         print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, silent
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
 from keras_transformer.text.tokenizer import (
     CONTROL_PIECES,
@@ -38,6 +38,7 @@ MAX_TEMPLATE = 200_000  # characters
 MAX_CHAT = 1_000_000  # characters
 CHAT_SECONDS = 2  # of the processor
 CHAT_BYTES = 2**28  # of memory
+UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER} a \N{SNOWMAN}\N{COMET}"
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
 
 
@@ -215,9 +216,12 @@ def library_tokenizer(text: str) -> Any:
     """
     library = tokenizers_library()
     try:
-        tokenizer = library.Tokenizer.from_str(text)
-        tokenizer.encode(NO_CHARACTER)  # which it may not know, and then it must know what is unknown
-    except Exception as error:  # the library raises no other
+        with silent():
+            tokenizer = library.Tokenizer.from_str(text)
+            tokenizer.encode(UNKNOWN_TEXT)  # which it may not know, and then it must know what is unknown
+    except BaseException as error:  # the library raises no other class, and a panic, which is no `Exception`
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ValueError(f"it is damaged or no tokenizer.json: {' '.join(str(error).split())[:200]}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

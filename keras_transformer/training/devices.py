@@ -26,6 +26,7 @@ from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
+from keras_transformer.schema import having, parse_json
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _heard_of(server: socket.socket, workers: range, end: float) -> dict[int, tu
                     begun[server.accept()[0]] = b""
                 elif (message := _read_on(ready, begun)) and message["worker"] in workers:
                     heard[message["worker"]] = ready, message["facts"]
-            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            except (OSError, ValueError):
                 continue  # a stranger
         for caller in [*begun][:-MAX_CALLERS]:
             del begun[caller]
@@ -293,7 +294,7 @@ def _read_on(caller: socket.socket, begun: dict[socket.socket, bytes]) -> Any:
     if part and not part.endswith(b"\n") and len(line) < MAX_MESSAGE_BYTES:
         begun[caller] = line
         return None
-    return json.loads(line)
+    return parse_json(line, having(worker=int, facts=dict))
 
 
 def _differing(number: int, theirs: object, facts: Config) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
+MAX_LINES, MAX_SHARDS = 10**12, 100_000
 SHOWN_CHARACTERS = 60  # as much of an example is shown
 
 
@@ -191,8 +192,10 @@ class DistilledText:
 
     def _made_of(self) -> Config:
         making = _read(self.made_of)
-        if not all(type(making.get(name)) is int and making[name] > 0 for name in ("shard_lines", "lines")):
+        if not all(type(making.get(name)) is int and 0 < making[name] <= MAX_LINES for name in ("shard_lines", "lines")):
             raise _damaged(self.made_of, "expected the numbers of lines of a shard and of the text")
+        if making["lines"] > MAX_SHARDS * making["shard_lines"]:
+            raise _damaged(self.made_of, f"expected at most {MAX_SHARDS:,} shards")
         return making
 
     def _report(self) -> Config:
