@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from keras_transformer import schema
-from keras_transformer.schema import number, or_null, printable, whole
+from keras_transformer.schema import Schema, number, or_null, printable, shown, whole
 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
@@ -57,10 +56,10 @@ def require_rates(**rates: float) -> None:
     _require(number(0, below=1, told="at least 0 and less than 1"), rates)
 
 
-def _require(allowed: schema.Schema, arguments: Mapping[str, object]) -> None:
+def _require(allowed: Schema, arguments: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         if not allowed.holds(value):
-            raise ValueError(f"`{name}` must be {allowed.expected}. Received: {name}={schema.shown(value)}")
+            raise ValueError(f"`{name}` must be {allowed.expected}. Received: {name}={shown(value)}")
 
 
 # Set while a `Stopped` is on its way, so that it is raised again if a library swallowed it.

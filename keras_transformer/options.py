@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from keras_transformer import schema
-from keras_transformer.schema import number, whole
+from keras_transformer.schema import Schema, number, of_type, or_null, shown, whole
 
 # Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
 Config: TypeAlias = dict[str, Any]
@@ -99,6 +98,13 @@ class Option:
         bounds += ", or a list of such" if self.is_list else ""
         return ("an integer" if self.kind is int else "a number") + bounds
 
+    @property
+    def schema(self) -> Schema:
+        """The values that are allowed, but for parts and lists."""
+        numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
+        one = of_type(bool) if self.kind is bool else numbers
+        return or_null(one) if self.is_optional else one
+
     def checked(self, name: str, value: Any) -> Any:
         """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
 
@@ -109,9 +115,8 @@ class Option:
             return None
         if self.is_list and isinstance(value, list | tuple) and value:
             return [replace(self, is_list=False).checked(name, each) for each in value]
-        numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
-        if not (schema.of_type(bool) if self.kind is bool else numbers).holds(value):
-            raise Fault(f"{{{name}}} must be {self.expected}", {name: schema.shown(value)})
+        if not self.schema.holds(value):
+            raise Fault(f"{{{name}}} must be {self.expected}", {name: shown(value)})
         return float(value) if self.kind is float else value
 
     def parsed(self, text: str) -> Any:

@@ -23,24 +23,13 @@ FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
 MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
 MAX_COUNT = 10**15
-COUNT, TAG, TEXT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str)
+COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
 LABELS = list_of(line(MAX_LABEL))
-WRITERS = or_null(line(MAX_LABEL))  # a version of a package
-HEAD = object_of(
-    {"format": whole(told=f"the format {FORMAT}")}, {"versions": object_of({}, others=WRITERS)}, others=object
-)
+VERSIONS = object_of({}, others=SHORT)  # of packages
+HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
+LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
 # Null is allowed everywhere, and a key of a section that is not here is a later version's.
-CORPUS = object_of(
-    {},
-    {
-        "name": TEXT,
-        "identity": TEXT,
-        "source_language": or_null(line(MAX_LABEL)),
-        "target_language": or_null(line(MAX_LABEL)),
-        "sentences_per_line": or_null(whole(1, MAX_COUNT)),
-    },
-    others=object,
-)
+CORPUS = object_of({}, {"name": TEXT, "identity": TEXT, "sentences_per_line": COUNT, **LANGUAGES}, others=object)
 OF_CONFIG: dict[str, schema.Allowed] = {
     "license": line(MAX_LICENSE),
     "labels": LABELS,
@@ -64,12 +53,9 @@ def write(path: Path, config: Config) -> None:
     """Writes config.json in today's format. It names this version as the writer.
 
     Raises:
-        RequestError: a label is one that `read` refuses.
+        RequestError: see `require_readable`.
     """
-    try:
-        check_labels(config.get("labels", []))
-    except ValueError as error:
-        raise RequestError(f"{error}: rename the label") from None
+    require_readable(config)
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
     modules = modules_of(config["model"]) if "kind" in config.get("model", {}) else []
@@ -157,6 +143,15 @@ def check_labels(labels: list[str]) -> None:
     LABELS.checked(labels, "labels")
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
+
+
+def require_readable(config: Config) -> None:
+    """Raises RequestError for labels and languages that `read` refuses."""
+    try:
+        check_labels(config.get("labels", []))
+        CORPUS.checked(config.get("corpus", {}), "corpus")
+    except ValueError as error:
+        raise RequestError(f"{error}: choose another name") from None
 
 
 def _check_answer_length(length: int, model: Config) -> None:

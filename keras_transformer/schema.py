@@ -98,7 +98,8 @@ def number(least: float = -math.inf, most: float = math.inf, below: float = math
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         return is_number and abs(value) <= sys.float_info.max and least <= value <= most and value < below
 
-    return Schema(told or f"a number{_between(least, most)}", holds)
+    under = f" of at least {least:,} and less than {below:,}"
+    return Schema(told or "a number" + (under if below < math.inf else _between(least, most)), holds)
 
 
 def _between(least: float, most: float) -> str:

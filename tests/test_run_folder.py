@@ -15,6 +15,7 @@ import keras_transformer
 from keras_transformer import family
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
+from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 
@@ -54,15 +55,11 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
-    "a huge count of parameters": (beside(parameters=10**400), "positive integer under 'parameters'; received 1000"),
     "a text for a step": (beside(settings={"steps": "abc"}), "a whole number .*'settings.steps'; received 'abc'"),
-    "true for a step": (beside(weights={"at_step": True}), "a whole number .*'weights.at_step'; received True"),
     "a colour for a label": (beside(labels=["a\x1b[31m", "b"]), r"a line under 'labels\[0\]'; received 'a\\x1b\[31m'"),
-    "two lines for a label": (beside(labels=["a", "b\u2028c"]), r"in a line under 'labels\[1\]'"),
     "a long label": (beside(labels=["a", "b" * 301]), r"at most 300 characters in a line under 'labels\[1\]'"),
     "a colour for a key": (beside(corpus={"\x1b[31m": 1}), "characters in a line under 'corpus'"),
     "a colour for a version": (beside(versions={"keras-transformer": "\x1b[31m"}), "a line under 'versions.keras-tr"),
-    "a wide search": (beside(search={"num_beams": 1001}), "from 1 to 1,000 under 'search.num_beams'; received 1001"),
     "a text for a search": (beside(search={"length_penalty": "1"}), "a number .* under 'search.length_penalty'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
@@ -106,12 +103,27 @@ def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_run_whose_labels_cannot_be_read_again_is_not_written(run_folder):
+def test_a_run_that_could_not_be_read_again_is_not_written(run_folder):
     config, before = runs.read_config(run_folder), (run_folder / "config.json").read_bytes()
-    for labels in (["a", "b\nc"], ["a", "a"]):
-        with pytest.raises(RequestError, match="under 'labels.*: rename the label"):
-            runs.write_config(runs.RunFolder(run_folder), {**config, "labels": labels})
+    for change in ({"labels": ["a", "b\nc"]}, {"labels": ["a", "a"]}, {"corpus": {"source_language": "\x1b[31m"}}):
+        with pytest.raises(RequestError, match="under '(labels|corpus).*: choose another name$"):
+            runs.write_config(runs.RunFolder(run_folder), {**config, **change})
     assert (run_folder / "config.json").read_bytes() == before
+
+
+def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
+    run = runs.RunFolder(run_folder)
+    before = content_of(run)
+    rewrite(run_folder, beside(modules=["nope", "sys"]))
+    assert content_of(run) == before
+
+
+def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):
+    rewrite(run_folder, beside(corpus={"name": "a\x1b[31m\x9b\u202e\ud800"}, settings={"task": "unknown", "steps": 5}))
+    (run_folder / "metrics.csv").write_text("step,\x1b[31m\n5,\x9b1\n")
+    assert main(["info", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(printed) and r"a\u001b[31m\u009b\u202e\ud800" in printed
 
 
 def test_a_missing_run_is_named(tmp_path):

@@ -16,7 +16,7 @@ REFUSED: list[tuple[schema.Allowed, object, str]] = [
     (number(0, 1), "1", "expected a number from 0 to 1; received '1'"),
     (float, 10**400, "expected a number; received 1000"),
     (float, float("nan"), "expected a number; received nan"),
-    (number(below=1), 1, "expected a number; received 1"),
+    (number(0, below=1), 1, "expected a number of at least 0 and less than 1; received 1"),
     (bool, 1, "expected true or false; received 1"),
     (one_of(("a", "b")), ["a"], "expected one of a, b; received ['a']"),
     (or_null(str), 1, "expected a text; received 1"),

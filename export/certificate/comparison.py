@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -15,17 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer import tasks
+from keras_transformer import family, tasks
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularies
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
-from keras_transformer.decoding.search_options import Decoding
+from keras_transformer.decoding.search_options import OF_A_MODEL, VALUES, Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.decoding.signatures import Searching
 from keras_transformer.errors import RequestError, say
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
+from keras_transformer.schema import Schema, having, list_of, object_of, or_null, parse_json, read_json, whole
 from keras_transformer.tasks import task_named
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.tokenizer import Tokenizer
@@ -42,7 +42,26 @@ from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
 NUM_STORED = 8  # how many texts are kept beside the probes
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+MAX_BYTES = 2**26  # the largest certificate.json
+SIZES = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "image_size", "channels")
+SIZE, IDS = whole(0, 2**31 - 1), list_of(whole(0, 2**31 - 1))
+DECODING = object_of({}, {name: VALUES[name] for name in OF_A_MODEL} | {"n_best": or_null(whole(1))})
+SEARCHES = list_of(having(decoding=DECODING, texts=list_of(dict)), 1)
+KEPT = object_of(
+    {"kind": str, "run": object_of({"model": str}, others=str), "entries": list_of(having(name=str))},
+    {"stored": having(num_probes=SIZE, searches=SEARCHES)},
+    others=object,
+)
+# What is kept of a text.
+HYPOTHESES = list_of(having(ids=IDS, text=str, score=float), 1)
+SEARCHED = list_of(having(text=str, ids=IDS, read=IDS, limit=SIZE, hypotheses=HYPOTHESES))
+TEXTS = Schema(
+    "a text or texts", lambda value: {*map(type, value if isinstance(value, list) else [value or ""])} <= {str}
+)
+PAIRS = ([str, float], [int, float])  # a label or an id, and its probability
+CHOICE = Schema("a choice and its probability", lambda value: isinstance(value, list) and [*map(type, value)] in PAIRS)
+RANKINGS = list_of(having(choices=list_of(CHOICE, 1), others=float), 1)
+RANKED = list_of(having(text=TEXTS, ids=IDS, rankings=RANKINGS, vector=list_of(float)))
 
 
 def stored(expected: Sequence[Expected]) -> Config:
@@ -56,11 +75,6 @@ def stored(expected: Sequence[Expected]) -> Config:
         "num_probes": texts.num_probes,
         "searches": [{"decoding": asdict(one.decoding), "texts": one.stored(places)} for one in expected],
     }
-
-
-def float_of(name: str) -> float:
-    """Raises ValueError: no number of a certificate is NaN or infinite."""
-    raise ValueError(f"expected numbers; received {name}")
 
 
 class StoredSearch(Searched):
@@ -77,18 +91,15 @@ class StoredSearch(Searched):
 
     def __init__(self, vocabularies: Vocabularies, stored: Sequence[Config], config: Config, beginning: Sequence[int]):
         self.vocabularies, self._stored = vocabularies, stored
-        self._limits = [int(one["limit"]) for one in stored]
+        self._limits = [one["limit"] for one in stored]
         self.beginning = beginning
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
 
     def hypotheses(self) -> list[list[Known]]:
-        found = [
+        return [
             [Known(tuple(each["ids"]), each["text"], each["score"]) for each in one["hypotheses"]]
             for one in self._stored
         ]
-        if not all(found):
-            raise ValueError("expected hypotheses of each text")
-        return found
 
     def pieces(self, place: int) -> list[int]:
         return self.vocabularies.read(valid(self._stored[place]["text"]))
@@ -124,18 +135,20 @@ class KeptCertificate:
         if not self.path.is_file():
             raise RequestError(f"expected an export; {folder} has no certificate.json: export again")
         try:
-            self.content = json.loads(self.path.read_text(encoding="utf-8"), parse_constant=float_of)
+            self.content = read_json(self.path, KEPT, MAX_BYTES)
             self.about: dict[str, str] = self.content["run"]
-            self.names = [str(entry["name"]) for entry in self.content["entries"]]
-            self.config = json.loads(self.about["model"])
-            self.beginning = [int(id) for id in json.loads(self.about.get("beginning", "[]"))]
-            self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
+            self.names = [entry["name"] for entry in self.content["entries"]]
+            self.beginning = parse_json(self.about.get("beginning", "[]"), IDS)
+            self.decoding = Decoding(**parse_json(self.about.get("decoding", "{}"), DECODING))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
+            options = family.KINDS[self.content["kind"]].arguments
+            sizes = {name: options[name].schema for name in SIZES if name in options}
+            self.config = parse_json(self.about["model"], having(**sizes))
             foreign = RunFolder(folder).foreign_tokenizer
             self.signature = signature_of(task, self.about, [load_tokenizer(foreign)] if foreign.is_file() else [])
         except RequestError:
             raise
-        except UNREADABLE as error:
+        except ValueError as error:
             raise self._damaged(error) from None
 
     @property
@@ -157,16 +170,17 @@ class KeptCertificate:
         try:
             kept = self.content["stored"]
             found = {Decoding(**one["decoding"]): self._restored(kept["num_probes"], one) for one in kept["searches"]}
-            if not found or not all(len(one.texts) for one in found.values()):
+            if not all(len(one.texts) for one in found.values()):
                 raise ValueError("it keeps no answers")
             return found
         except RequestError:
             raise
-        except UNREADABLE as error:
+        except ValueError as error:
             raise self._damaged(error) from None
 
     def _restored(self, num_probes: int, kept: Config) -> Expected:
         signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
+        (SEARCHED if issubclass(signature, Searching) else RANKED).checked(stored, "stored.searches.texts")
         given = signature.stored_texts(stored, self.config)
         tokenizers: tuple[Tokenizer, ...] = ()
         if signature.text_stem or folder.foreign_tokenizer.is_file():
@@ -179,8 +193,8 @@ class KeptCertificate:
         names, first = signature.names_in(folder, self.about), self.config.get("num_control_ids", 0)
         return stored_arrays(signature, given, num_probes, stored, names, first, next(iter(tokenizers), None))
 
-    def _damaged(self, error: Exception) -> RequestError:
-        return RequestError(f"{self.path} is damaged: {type(error).__name__} {str(error)[:150]}; export again")
+    def _damaged(self, error: ValueError) -> RequestError:
+        return RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again")
 
 
 def certify(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.errors import RequestError
 from keras_transformer.lazy import tf
 from keras_transformer.options import Config
+from keras_transformer.schema import read_json
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 
+MAX_METADATA_BYTES = 1_000_000
 TOLD = ("precision", "decoding", "labels", "answer_length", "splits_text", "sentences_per_line")
 
 
@@ -66,16 +68,17 @@ def check_metadata(artefact: Artefact, about: dict[str, str]) -> None:
         if artefact.format == "ctranslate2":
             beams, search = json.loads(expected["decoding"])["num_beams"], told.get("search")
             options = search.get("options") if isinstance(search, dict) else None
-            asked = {name: dict(options or {}).get(name) for name in ("beam_size", "num_hypotheses")}
-            if {*asked.values()} != {beams}:
+            options = options if isinstance(options, dict) else {}
+            asked = {name: options.get(name) for name in ("beam_size", "num_hypotheses")}
+            if [*asked.values()] != [beams] * 2:
                 raise BrokenArtefact(f"its metadata differ: they ask for {asked}, and the run for {beams} beams")
 
 
 def json_of(path: Path) -> Config:
     """What a JSON file holds; nothing if it cannot be read."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return read_json(path, dict, MAX_METADATA_BYTES)
+    except (OSError, ValueError):
         return {}
 
 

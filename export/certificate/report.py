@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from keras_transformer.files import write_text
 from keras_transformer.options import Config
+from keras_transformer.schema import printable
 
 from .contents import Contents
 from .judgement import Difference, Judgement
@@ -154,7 +155,7 @@ def markdown(certificate: Certificate) -> str:
         *(f"* {name}: {text}" for name, text in certificate.run.items() if text),
         f"* the model ran on: {listed(certificate.versions)}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def verdict(certificate: Certificate) -> str:

@@ -87,9 +87,9 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv; none if the file cannot be read."""
+    """The rows of metrics.csv, as they can be printed; none if the file cannot be read."""
     try:
-        return read_metrics(run)
+        return [{printable(name): printable(value) for name, value in row.items()} for row in read_metrics(run)]
     except OSError as error:
         warn(f"{run.metrics} cannot be read: {error}")
         return []

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer import schema
 from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.decoding.sentences import Ids
 from keras_transformer.errors import JobError, RequestError
@@ -26,7 +25,7 @@ from keras_transformer.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, object_of, whole
+from keras_transformer.schema import Allowed, Mismatch, having, list_of, object_of, of_type, read_json, whole
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD
 
@@ -38,9 +37,7 @@ MAX_BYTES = 2**26  # the largest file with probes
 INT32 = whole(-(2**31), 2**31 - 1)
 PROBES = object_of({}, {"probes": list_of(object, 0, NUM_PROBES), "entries": list_of(object)}, others=object)
 MEASURED = having(versions=object_of({}, others=str), provider=str, device_name=str)
-ENTRY = having(
-    name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED)
-)  # of a certificate
+ENTRY = having(name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED))
 
 
 class Answer(NamedTuple):
@@ -75,7 +72,7 @@ class Probe(NamedTuple):
             hypotheses=list_of(having(ids=target, log_prob=float), 1, MAX_OWN_BEAMS),
         ).checked(probe)
         if found["source_ids"][-1] != END:
-            raise schema.Mismatch.at("source_ids", f"ids with the end id {END} behind them", found["source_ids"])
+            raise Mismatch.at("source_ids", f"ids with the end id {END} behind them", found["source_ids"])
         answers = [Answer(one["ids"], float(one["log_prob"])) for one in found["hypotheses"]]
         return cls(found["source_ids"], answers)
 
@@ -93,7 +90,7 @@ class ComputedProbe(NamedTuple):
         inputs = [_array(each, "inputs", INT32).astype("int32") for each in found["inputs"]]
         outputs = [_array(each, "outputs", float) for each in found["outputs"]]
         if inputs[0].ndim != 2 or {array.shape for array in inputs} != {inputs[0].shape}:
-            raise schema.Mismatch.at("inputs", "rows of ids of one length", found["inputs"])
+            raise Mismatch.at("inputs", "rows of ids of one length", found["inputs"])
         return cls(inputs, outputs)
 
     def as_json(self) -> Config:
@@ -101,7 +98,7 @@ class ComputedProbe(NamedTuple):
         return {name: [array.tolist() for array in arrays] for name, arrays in self._asdict().items()}
 
 
-def _array(value: object, place: str, each: schema.Allowed) -> np.ndarray:
+def _array(value: object, place: str, each: Allowed) -> np.ndarray:
     """The array of numbers in lists within lists.
 
     Raises:
@@ -109,10 +106,10 @@ def _array(value: object, place: str, each: schema.Allowed) -> np.ndarray:
     """
     values = np.array(value, object)  # where lengths differ, lists are left in it
     for one in values.flat:
-        schema.of_type(each).checked(one, place)
+        of_type(each).checked(one, place)
     numbers = np.array(values.tolist())
     if not numbers.ndim or not numbers.size or numbers.dtype.kind not in "if":
-        raise schema.Mismatch.at(place, "lists of numbers", value)
+        raise Mismatch.at(place, "lists of numbers", value)
     return numbers
 
 
@@ -211,7 +208,7 @@ class ProbesFile(NamedTuple):
             RequestError: the file is damaged, or its probes are not for such a model.
         """
         try:
-            content = schema.read_json(path, PROBES, MAX_BYTES, has_constants=True)
+            content = read_json(path, PROBES, MAX_BYTES, has_constants=True)
             return cls(content, list(map(read, content.get("probes", []))))
         except (FileNotFoundError, NotADirectoryError):
             return cls({}, [])
@@ -231,7 +228,7 @@ def _told(entry: Any) -> tuple[str, int, bool, Runtime] | None:
     """What an entry of a certificate tells: files, whether they hold, and on what; None of one that did not run."""
     try:
         measured = ENTRY.checked(entry)["judgement"]["measured"]
-    except schema.Mismatch:
+    except Mismatch:
         return None
     version = [text for name, text in measured["versions"].items() if name in ("onnxruntime", "onnxruntime-gpu")]
     runtime = Runtime(measured["provider"], "".join(version[:1]), measured["device_name"])

@@ -6,17 +6,16 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keras_transformer import schema
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
-from keras_transformer.schema import number, object_of, one_of, or_null, whole
+from keras_transformer.schema import Mismatch, Schema, number, object_of, one_of, or_null, shown, whole
 
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 MAX_OWN_BEAMS = 1_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
-VALUES: dict[str, schema.Schema] = {
+VALUES: dict[str, Schema] = {
     "num_beams": whole(1),
     "length_penalty": number(-100, 100),
     "max_length": or_null(whole(1)),
@@ -146,15 +145,15 @@ def own_search(options: object) -> Config:
     """
     try:
         found = OWN_SEARCH.checked(options, "search")
-    except schema.Mismatch as error:
+    except Mismatch as error:
         raise RequestError(str(error)) from None
     return {name: found[name] for name in OF_A_MODEL if found.get(name) is not None}
 
 
-def require(name: str, value: object, allowed: schema.Schema) -> None:
+def require(name: str, value: object, allowed: Schema) -> None:
     """Raises RequestError unless a schema allows the value."""
     if not allowed.holds(value):
-        raise RequestError(f"{name} must be {allowed.expected}; received: {schema.shown(value)}")
+        raise RequestError(f"{name} must be {allowed.expected}; received: {shown(value)}")
 
 
 def require_whole(name: str, value: object, least: int) -> None:

@@ -6,7 +6,6 @@ listed, D width.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -21,7 +20,9 @@ from keras_transformer.errors import RequestError, say
 from keras_transformer.lazy import tf
 from keras_transformer.lengths import longest
 from keras_transformer.ops import Tensor
+from keras_transformer.run_config import LABELS
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.schema import parse_json
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
@@ -225,7 +226,7 @@ class Signature:
     @classmethod
     def names_in(cls, folder: RunFolder, about: Mapping[str, str]) -> list[str]:
         """What the model of an export chooses among, see `Pipeline.names`."""
-        return json.loads(about.get("labels", "[]"))
+        return parse_json(about.get("labels", "[]"), LABELS)
 
     @classmethod
     def names_file(cls, folder: RunFolder) -> Path | None:

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_transformer import schema
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.options import Config
 from keras_transformer.run_config import MAX_LICENSE
-from keras_transformer.schema import line, one_of, shown, whole
+from keras_transformer.schema import Allowed, line, of_type, one_of, read_json, shown, whole
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
@@ -122,14 +121,14 @@ class ModelFolder:
             raise RequestError(f"{self.path / name} is larger than {max_bytes:,} bytes: it is no file of such a model")
         return path.read_bytes()
 
-    def json(self, name: str, allowed: schema.Allowed = dict) -> Any:
+    def json(self, name: str, allowed: Allowed = dict) -> Any:
         """What a JSON file holds, by default any object.
 
         Raises:
             RequestError: see `file`; or it is too large or damaged, or holds what is not allowed.
         """
         try:
-            return schema.read_json(self.file(name), allowed, MAX_JSON_BYTES)
+            return read_json(self.file(name), allowed, MAX_JSON_BYTES)
         except RequestError:
             raise
         except ValueError as error:
@@ -198,9 +197,9 @@ class Options:
         """
         return choices[self._checked(name, self.pop(name, default), one_of(tuple(choices)))]
 
-    def _checked(self, name: str, value: Any, allowed: schema.Allowed) -> Any:
-        if not schema.of_type(allowed).holds(value):
-            raise self.refusal(name, value, schema.of_type(allowed).expected)
+    def _checked(self, name: str, value: Any, allowed: Allowed) -> Any:
+        if not of_type(allowed).holds(value):
+            raise self.refusal(name, value, of_type(allowed).expected)
         return value
 
     def expect(self, only: Config) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer.files import write_whole
+from keras_transformer.schema import list_of, object_of, one_of, parse_json, whole
 
 MAX_TENSORS = 100_000
 MAX_AXES = 8
@@ -34,6 +35,10 @@ TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
+ENTRY = object_of({
+    "dtype": one_of(TYPES), "shape": list_of(whole(0), 0, MAX_AXES), "data_offsets": list_of(whole(0), 2, 2)
+})  # fmt: skip
+HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
 MAX_PICKLE_BYTES = 4 * 2**20  # of one file; an index of files may name many
 # The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
 OPERATIONS = (
@@ -141,9 +146,7 @@ def open_safetensors(path: Path) -> TensorFile:
         num_bytes = int.from_bytes(file.read(8), "little")
         if not 2 <= num_bytes <= MAX_HEADER_BYTES:
             raise ValueError(f"expected a header of 2 to {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
-        header = json.loads(file.read(num_bytes).decode("utf-8"))
-    if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        header = parse_json(file.read(num_bytes), HEADER)
     header.pop("__metadata__", None)
     start = 8 + num_bytes
     tensors = TensorFile(path, {name: _place_of_entry(path, name, entry, start) for name, entry in header.items()})
@@ -151,19 +154,10 @@ def open_safetensors(path: Path) -> TensorFile:
     return tensors
 
 
-def _place_of_entry(path: Path, name: str, entry: object, start: int) -> Place:
+def _place_of_entry(path: Path, name: str, entry: Mapping[str, Any], start: int) -> Place:
     """Where a tensor lies; the numbers of all tensors begin at `start`."""
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"expected type, shape and offsets of the tensor {name!r:.80}; received {entry!r:.80}")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in list(TYPES):  # a list, because a type that is a list cannot be looked up in a dictionary
-        raise ValueError(f"the tensor {name!r:.80} has the type {dtype!r:.20}, which is not read")
-    are_numbers = [
-        isinstance(each, list) and all(type(one) is int and one >= 0 for one in each) for each in (shape, offsets)
-    ]
-    if not all(are_numbers) or len(offsets) != 2:
-        raise ValueError(f"the tensor {name!r:.80} has the shape {shape!r:.80} and the offsets {offsets!r:.80}")
-    place = Place(path, TYPES[dtype], tuple(shape), start + offsets[0])
+    offsets = entry["data_offsets"]
+    place = Place(path, TYPES[entry["dtype"]], tuple(entry["shape"]), start + offsets[0])
     if place.num_bytes != offsets[1] - offsets[0]:
         raise ValueError(f"the tensor {name!r:.80} takes {place.num_bytes:,} bytes; its offsets are {offsets}")
     return place

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import RequestError, silent
+from keras_transformer.schema import list_of, object_of, parse_json, whole
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
 from keras_transformer.text.tokenizer import (
     CONTROL_PIECES,
@@ -39,6 +40,7 @@ MAX_CHAT = 1_000_000  # characters
 CHAT_SECONDS = 2  # of the processor
 CHAT_BYTES = 2**28  # of memory
 UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER} a \N{SNOWMAN}\N{COMET}"
+STORED = object_of({"ids": list_of(whole(0, MAX_ID)), "has_mask": bool, "tokenizer": str}, {"chat_template": str})
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
 
 
@@ -320,24 +322,13 @@ def tokenizers_library() -> Any:
 
 def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
     """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
-    try:
-        content = json.loads(model.decode("utf-8"))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    keys = {*content} - {"chat_template"} if isinstance(content, dict) else set()
-    if keys != {"ids", "has_mask", "tokenizer"}:
-        raise ValueError("expected an object with ids, has_mask and tokenizer")
-    text, ids, has_mask = content["tokenizer"], content["ids"], content["has_mask"]
+    content = parse_json(model, STORED)
     template = content.get("chat_template", "")
-    if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
+    if len(template) > MAX_TEMPLATE:
         raise ValueError(f"expected a template for chats of at most {MAX_TEMPLATE:,} characters")
-    if not isinstance(text, str) or type(has_mask) is not bool or not _are_ids(ids) or len(ids) <= END + has_mask:
-        raise ValueError("expected the text of a tokenizer.json, and an id for each of ours")
-    return text, ids, has_mask, template
-
-
-def _are_ids(ids: object) -> bool:
-    return isinstance(ids, list) and all(type(id) is int and 0 <= id <= MAX_ID for id in ids)
+    if len(content["ids"]) <= END + content["has_mask"]:
+        raise ValueError("expected an id for each of ours")
+    return content["tokenizer"], content["ids"], content["has_mask"], template
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:

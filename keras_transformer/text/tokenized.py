@@ -15,10 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from keras_transformer import schema
 from keras_transformer.errors import NO_WINDOWS, RequestError
 from keras_transformer.options import Config
-from keras_transformer.schema import list_of, object_of, one_of, whole
+from keras_transformer.schema import list_of, object_of, one_of, read_json, whole
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
 
 try:
@@ -149,7 +148,7 @@ class TokenizedCorpus:
         """
         folder = Path(folder)
         try:
-            return cls(folder, schema.read_json(folder / "meta.json", META, MAX_META_BYTES))
+            return cls(folder, read_json(folder / "meta.json", META, MAX_META_BYTES))
         except FileNotFoundError:
             raise RequestError(f"no tokenised corpus at {folder}: build it first") from None
         except RequestError:

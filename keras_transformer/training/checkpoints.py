@@ -21,12 +21,14 @@ from keras_transformer.files import write_whole
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
+from keras_transformer.schema import Schema, object_of, parse_json, whole
 from keras_transformer.training.devices import num_workers
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 MAX_PROGRESS_BYTES = 100_000
+A_FLOAT = Schema("a number", lambda value: isinstance(value, float))  # perhaps infinite, as the best loss before any
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
 FORMAT, PROGRESS = {"format": np.array(2)}, "progress"
 
@@ -293,12 +295,10 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
     with _opened(path) as file:
         data = _read_array(file, PROGRESS, None)
     try:
-        progress = json.loads(data.tobytes())
-        if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
-            return progress
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged (its progress is no JSON object)") from error
-    raise DamagedFile(f"{path} is damaged (expected in its progress {', '.join(like)})")
+        kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
+        return parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged (its progress: {error})") from error
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:

@@ -26,7 +26,7 @@ from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
-from keras_transformer.schema import having, parse_json
+from keras_transformer.schema import having, list_of, object_of, parse_json
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
 MAX_CALLERS = 256  # whose lines the chief waits for at once
 BETWEEN_CALLS = 0.3  # seconds
+TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
 
 
 class Devices(NamedTuple):
@@ -359,17 +360,17 @@ def _workers() -> Workers:
     """Reads `TF_CONFIG`. A cluster of one machine, whatever its job, is one worker."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
-        config = json.loads(text)
+        config = parse_json(text, TF_CONFIG)
         jobs, task = config.get("cluster", {}), config.get("task", {})
         addresses = [address for job in jobs.values() for address in job]
         if len(addresses) <= 1:
             return Workers(1, 0)
-        index = int(task["index"])
+        index = int(str(task.get("index")))
         ports = [int(address.rpartition(":")[2]) for address in addresses]
         of_workers = jobs.keys() == {"worker"} and all(0 < port < 2**16 for port in ports)
-        if of_workers and task["type"] == "worker" and 0 <= index < len(addresses):
+        if of_workers and task.get("type") == "worker" and 0 <= index < len(addresses):
             return Workers(len(addresses), index, tuple(addresses))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except ValueError:
         pass  # the error below tells what is expected
     example = {"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}
     raise RequestError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import shutil
 import sys
 import textwrap
@@ -13,15 +12,18 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError, command_line
+from keras_transformer.errors import command_line
 from keras_transformer.making import PRESETS
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, HELP
+from keras_transformer.run_config import MAX_CONFIG_BYTES
+from keras_transformer.schema import having, read_json
 from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.training.common_settings import GROUPS, flag_of
 from keras_transformer.training.resolution import foreign, owners_of, settings_of
 from keras_transformer.version import __version__
 
+OF_TASK = having(settings=dict, model=having(kind=str))  # what tells a run's task
 # What other toolkits call some flags.
 ELSEWHERE = {
     "--batch-size": "--token-budget", "--batch": "--token-budget", "--epochs": "--steps", "--max-steps": "--steps",
@@ -120,8 +122,8 @@ def _task_of(words: Sequence[str]) -> str:
 def _task_of_run(folder: Path) -> str | None:
     """The task of a run by its config.json, if it tells; whoever reads the run tells what is wrong with it."""
     try:
-        return task_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (RequestError, OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return task_of(read_json(folder / "config.json", OF_TASK, MAX_CONFIG_BYTES, has_constants=True))
+    except (OSError, ValueError):
         return None
 
 

@@ -204,12 +204,19 @@ def test_a_damaged_certificate_a_missing_vocabulary_and_a_search_that_was_not_ke
         lambda searches: searches[0].update(texts=[]),
         lambda searches: searches[0]["texts"][0].update(limit="far"),
         lambda searches: searches[0]["texts"][0]["hypotheses"][0].update(score=float("nan")),
+        lambda searches: searches[0]["texts"][0]["hypotheses"][0].update(score="1"),
+        lambda searches: searches[0]["texts"][0]["hypotheses"].clear(),
+        lambda searches: searches[0]["texts"][0].update(ids=[10**400]),
+        lambda searches: searches[0]["decoding"].update(num_beams=True),
     ):
         content = json.loads(text)
         change(content["stored"]["searches"])
         (kept / "certificate.json").write_text(json.dumps(content))
         with pytest.raises(RequestError, match=r"certificate\.json is damaged"):
             KeptCertificate(kept).expected()
+    (kept / "certificate.json").write_text("[" * 100_000)
+    with pytest.raises(RequestError, match=r"certificate\.json is damaged"):
+        KeptCertificate(kept)
     content = json.loads(text)
     content["run"]["decoding"] = json.dumps({**json.loads(content["run"]["decoding"]), "length_penalty": 0.123})
     (kept / "certificate.json").write_text(json.dumps(content))

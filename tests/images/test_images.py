@@ -15,6 +15,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels, shifted
 from keras_transformer.tasks.images.corpus import (
     FORMATS,
+    LabelledImage,
     UnreadableImage,
     images_from_folder,
     named_images,
@@ -217,6 +218,20 @@ def test_pixels_are_read_once_and_broken_images_are_counted(folder, tmp_path, ca
     again = read_pixels(tmp_path / "cache" / "train.images", images, labels, 4, 1)
     np.testing.assert_array_equal(again.images, found.images)
     assert capsys.readouterr().err == "" and not found.images.flags.writeable
+
+
+def test_damaged_pixels_are_refused_in_one_line(tmp_path):
+    path, images = tmp_path / "train.images", [LabelledImage(label, np.zeros((4, 4), "uint8"), "") for label in "ab"]
+    read_pixels(path, images, ["a", "b"], 4, 1)
+    labels = path.with_suffix(".labels")
+    for file, content in ((path, bytes(31)), (labels, bytes(7)), (labels, bytes(4)), (labels, b"\2" + bytes(7)),
+                          (labels, b"\xff" * 8), (path, b"")):  # fmt: skip
+        whole = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(RequestError, match="delete (it|both)$"):
+            read_pixels(path, images, ["a", "b"], 4, 1)
+        file.write_bytes(whole)
+    assert read_pixels(path, images, ["a", "b"], 4, 1).labels.tolist() == [0, 1]
 
 
 def test_batches_hold_each_image_once():

@@ -450,9 +450,13 @@ def test_vectors_are_as_the_files_of_sentence_transformers_say(mode, is_unit, tm
     (folder / "modules.json").write_text(json.dumps([*modules, {"path": "3", "type": f"{home}.Dense"}]))
     with pytest.raises(RequestError, match="expected no modules but pooling; received 'Dense'"):
         read_huggingface(folder)
-    for content in ("{}x", "[1]", '[{"type": 1, "path": ""}]'):
+    for content in ("{}x", "[1]", '[{"type": 1, "path": ""}]', "[" * 100_000, '[{"type": "a"}]'):
         (folder / "modules.json").write_text(content)
         with pytest.raises(RequestError, match="is damaged"):
+            read_huggingface(folder)
+    for path in ("\0", "\ud800", "\x1b[31m", "x" * 1_000, "../.."):
+        (folder / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": path}]))
+        with pytest.raises(RequestError, match=r"^expected (the name of )?a file.*[^\n\x1b]$"):
             read_huggingface(folder)
 
 

@@ -37,6 +37,8 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path):
         (["a\t "], r"line 1: expected a label, a tab and a text; received 'a\\t '"),
         (["a\tb", "b\tc"], "fewer than 10 lines"),
         (["a\tb"] * 20, "at least two labels; received one alone, 'a'"),
+        (["a\tb", "\x1b[31m\tb"] * 9, r"in a line under 'labels\[0\]'; received '.x1b\[31m': choose another name$"),
+        (["a\tb", "b" * 301 + "\tb"] * 9, "at most 300 characters in a line under 'labels"),
         ([*["a\tx", "c\tx"] * 4, "a\tx", "b\tx"], "the label 'b' is validated on and never trained on"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -38,6 +38,9 @@ def test_what_text_cannot_hold_is_replaced_and_a_text_is_tokenised_once(tokenize
     ids = tokenized_text(tmp_path / "text.ids", TEXT.split("\n")[:-1], tokenizer)
     assert ids.dtype == "uint16" and tokenizer.decode_text(ids) == TEXT
     np.testing.assert_array_equal(tokenized_text(tmp_path / "text.ids", iter(()), tokenizer), ids)
+    (tmp_path / "text.ids").write_bytes(b"odd")
+    with pytest.raises(RequestError, match="text.ids is damaged: 3 bytes are no numbers of 2: delete it$"):
+        tokenized_text(tmp_path / "text.ids", iter(()), tokenizer)
 
 
 def test_a_tenth_of_the_characters_is_held_out(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
+from keras_transformer.run_config import require_readable
 from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
@@ -45,7 +46,7 @@ def labelled_from_file(
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, a line has no label, there is one label alone,
-            or a label of the validation is never trained on.
+            or a label of the validation is never trained on; or see `require_readable`.
     """
     rows = list(_rows_of(text))
     if valid_text is None:
@@ -62,6 +63,7 @@ def labelled_from_file(
     labels = {label for label, _ in rows}
     if len(labels) < 2:
         raise RequestError(f"{text}: expected at least two labels; received one alone, {min(labels)!r:.60}")
+    require_readable({"labels": sorted(labels)})
     if unknown := sorted({label for label, _ in valid} - {label for label, _ in train}):
         raise RequestError(
             f"{valid_text or text}: the label {unknown[0]!r:.60} is validated on and never trained on: add lines of it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from keras_transformer.export_folder import ExportFolder
 from keras_transformer.files import check_writable, write_text, write_whole
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.schema import Allowed, having, list_of, parse_json, read_json, text, whole
 from keras_transformer.text.cleaning import Faults, Translation, faultless, survey
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
-MAX_LINES, MAX_SHARDS = 10**12, 100_000
 SHOWN_CHARACTERS = 60  # as much of an example is shown
+MAX_JSON_BYTES, MAX_LINES, MAX_SHARDS = 1_000_000, 10**12, 100_000
+A_LINE = text(re.compile("[^\n\ud800-\udfff]*"), "a line")
 
 
 class DistilledText:
@@ -191,25 +194,20 @@ class DistilledText:
         return [self.shards / f"{number:06}.jsonl" for number in range(num_shards)]
 
     def _made_of(self) -> Config:
-        making = _read(self.made_of)
-        if not all(type(making.get(name)) is int and 0 < making[name] <= MAX_LINES for name in ("shard_lines", "lines")):
-            raise _damaged(self.made_of, "expected the numbers of lines of a shard and of the text")
+        making = _read(self.made_of, having(shard_lines=whole(1, MAX_LINES), lines=whole(1, MAX_LINES)))
         if making["lines"] > MAX_SHARDS * making["shard_lines"]:
             raise _damaged(self.made_of, f"expected at most {MAX_SHARDS:,} shards")
         return making
 
     def _report(self) -> Config:
-        return _read(self.report)
+        return _read(self.report, dict)
 
 
-def _read(path: Path) -> Config:
+def _read(path: Path, allowed: Allowed) -> Config:
     try:
-        values = json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return read_json(path, allowed, MAX_JSON_BYTES)
+    except ValueError as error:
         raise _damaged(path, str(error)[:200]) from error
-    if not isinstance(values, dict):
-        raise _damaged(path, f"expected an object; received {values!r:.40}")
-    return values
 
 
 def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
@@ -229,11 +227,11 @@ def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
 def _translation(line: bytes) -> Translation | None:
     """What a line of a shard holds; None if it is damaged."""
     try:
-        text, is_finished = json.loads(line.decode("utf-8"))
-        is_line = b"\n" not in text.encode()
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        translation, is_finished = parse_json(line, list_of(object, 2, 2))
+    except ValueError:
         return None
-    return Translation(text, is_finished) if is_line and type(is_finished) is bool else None
+    is_whole = A_LINE.holds(translation) and isinstance(is_finished, bool)
+    return Translation(translation, is_finished) if is_whole else None
 
 
 def _damaged(path: Path, how: str) -> RequestError:
