@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -219,7 +220,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         return 0
     except (JobError, OSError, MemoryError) as error:
         _tell("error", str(error) or type(error).__name__)
-        return 1
+        return 2 if getattr(error, "errno", None) == errno.ENAMETOOLONG else 1  # no job makes such a name
     except Exception as error:
         if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's error; TensorFlow may not be imported
             raise

@@ -1,6 +1,5 @@
 """The kinds of files from strangers: how a folder with one is made, and what reads it, up to where a model is made."""
 
-import importlib
 import io
 import json
 import os
@@ -13,18 +12,46 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
+import gensim.models  # noqa: F401 (before the fork, as what else readers import late)
 import numpy as np
+import onnxruntime  # noqa: F401
+import tokenizers  # noqa: F401
 
+from export.__main__ import main as export
+from export.certificate.comparison import KeptCertificate, validation_text
+from keras_transformer import making, run_folder
+from keras_transformer.__main__ import main
+from keras_transformer.commands.graph_cache import content_of
+from keras_transformer.commands.runs import info
 from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
+from keras_transformer.tasks.images.batches import read_pixels
+from keras_transformer.tasks.images.corpus import LabelledImage
+from keras_transformer.tasks.images.signature import images_of
+from keras_transformer.tasks.next_item.corpus import Items
+from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
+from keras_transformer.tasks.translation.commands.translate import own_search_of
+from keras_transformer.text.huggingface_tokenizer import load_tokenizer, rendered
+from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.word_vectors import read_word_vectors
+from keras_transformer.training import checkpoints
+from keras_transformer.training.callbacks import Progress
+from keras_transformer.training.records import Records
+from keras_transformer.training.request import open_run
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
 from tests.importing import theirs
+from tests.importing.test_torch_file import torch_file
+from tests.importing.text_models import byte_bpe
+from tests.tiny_text import lines
 
 Maker = Callable[[Path], object]
 TEXTS = ["the sea", "two dogs and <mask> a cat", "ba do fi", ""]
-ASKED = "{{ bos_token }}{% for m in messages %}{{ m.role ~ m['content']|trim }}{% if loop.last %}{{ 'x' * 9 }}{% endif %}{% endfor %}"
-TEMPLATE = ASKED + """
-{%- for i in range(3) %}{{ i ** 2 }}{% set n = namespace(a='b') %}{% set n.a = n.a ~ n.a %}{{ n.a|center(9) }}{% endfor %}
+TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ m.role ~ m['content']|trim }}{% endfor %}
+{%- for i in range(3) %}{{ i ** 2 }}{% set n = namespace(a='b') %}{% set n.a = n.a ~ n.a * 2 %}{{ n.a|center(9) }}
+{% if not loop.last %}{{ 'x' * 9 }}{% endif %}{% endfor %}
 {% if not messages %}{{ raise_exception('no messages') }}{% endif %}{{ eos_token if add_generation_prompt }}
 """
 
@@ -36,9 +63,8 @@ class Kind(NamedTuple):
         name: what it is.
         make: writes a folder in which such a file is whole.
         file: its name in the folder, as a pattern.
-        read: reads it; it may return the status of a command.
+        read: reads it; a whole number that it returns is the status of a command.
         form: how it is changed, a key of `fuzz.CHANGES`.
-        modules: what is imported before, because `read` needs it.
         library: whether a library in C++ reads it, which may end the process.
         may_differ: whether a model may compute otherwise than it should, which is told with status 1.
     """
@@ -48,14 +74,8 @@ class Kind(NamedTuple):
     file: str
     read: Callable[[Path], object]
     form: str = "json"
-    modules: tuple[str, ...] = ()
     library: bool = False
     may_differ: bool = False
-
-    def prepare(self) -> None:
-        """Imports what reading needs."""
-        for module in self.modules:
-            importlib.import_module(module)
 
 
 @cache
@@ -73,8 +93,7 @@ def golden(task: str) -> Maker:
 
 def with_modules(folder: Path) -> None:
     """Writes a run that names modules, of which none has a part of it."""
-    config = unpack("classification", folder) / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "modules": ["json.tool", "tests.tiny_text"]}))
+    theirs.change(unpack("classification", folder), "config.json", modules=["json.tool", "tests.tiny_text"])
 
 
 def write_json(path: Path, value: object) -> None:
@@ -85,8 +104,6 @@ def write_json(path: Path, value: object) -> None:
 
 def in_torch(is_archive: bool, folder: Path) -> None:
     """Puts the tensors into a file of PyTorch's."""
-    from tests.importing.test_torch_file import torch_file
-
     (folder / "pytorch_model.bin").write_bytes(torch_file(theirs.tensors_of(folder), is_archive))
     (folder / "model.safetensors").unlink()
 
@@ -109,8 +126,6 @@ def of_words(folder: Path) -> None:
 
 def of_merges(folder: Path) -> None:
     """Puts lists of tokens and of merges in place of a tokenizer.json."""
-    from tests.importing.text_models import byte_bpe
-
     (folder / "tokenizer.json").unlink()
     byte_bpe(special=["<|endoftext|>"], alphabet=False, size=theirs.SIZE).model.save(str(folder))
 
@@ -119,7 +134,7 @@ MORE: dict[str, Callable[[Path], object]] = {  # what is changed in a folder
     "archive": partial(in_torch, True), "row": partial(in_torch, False), "index": theirs.split, "pooled": pooled,
     "words": of_words, "merges": of_merges,
     "license": lambda folder: (folder / "README.md").write_text("---\nlicense: mit\ntags:\n- a\n---\n# Model\n"),
-    "template": lambda folder: theirs.change(folder, "tokenizer_config.json", chat_template=ASKED),
+    "template": lambda folder: theirs.change(folder, "tokenizer_config.json", chat_template=TEMPLATE),
     "added": lambda folder: write_json(folder / "added_tokens.json", {"<extra_id_0>": 159}),
     "json alone": lambda folder: (folder / "spiece.model").unlink(),
 }  # fmt: skip
@@ -136,8 +151,6 @@ def foreign_tokenizer(kind: str) -> Maker:
     """Writes the vocabulary that a run keeps of such a folder."""
 
     def make(folder: Path) -> None:
-        from keras_transformer.importing.huggingface import read_huggingface
-
         foreign(kind, "template")(folder / "model")
         read_huggingface(folder / "model").vocabularies[0].tokenizer.save(folder / "tokenizer.json")
 
@@ -146,33 +159,21 @@ def foreign_tokenizer(kind: str) -> Maker:
 
 def corpus(folder: Path) -> None:
     """Writes a vocabulary, and a corpus as ids."""
-    from keras_transformer.text.tokenized import TokenizedCorpus
-    from keras_transformer.text.tokenizer import Tokenizer
-    from tests.tiny_text import lines
-
     text = lines(0)
     tokenizer = Tokenizer.train(text, 64)
     TokenizedCorpus.build(folder / "train", zip(text[:40], text[40:80], strict=True), tokenizer, tokenizer)
     tokenizer.save(folder / "tokenizer.model")
 
 
-WEIGHTS = {"0000-kernel": SimpleNamespace(shape=(3, 4), dtype="float32"), "0001-seed": SimpleNamespace(shape=(2,), dtype="int64")}
-
-
 def checkpoint(folder: Path) -> None:
-    """Writes the two files of a checkpoint, with small arrays."""
-    from keras_transformer.training import checkpoints
-
+    """Writes the two files of a checkpoint."""
     folder.mkdir()
-    checkpoints._write_arrays(folder / "weights.npz", {name: np.ones(one.shape, one.dtype) for name, one in WEIGHTS.items()})
+    checkpoints._write_arrays(folder / "weights.npz", {name: np.ones(*like) for name, like in WEIGHTS.items()})
     checkpoints._write_arrays(folder / "state.npz", {"progress": checkpoints._json_array({"step": 3, "epoch": 1})})
 
 
 def images(folder: Path) -> None:
     """Writes a run of images with its pixels."""
-    from keras_transformer.tasks.images.batches import read_pixels
-    from keras_transformer.tasks.images.corpus import LabelledImage
-
     some = [LabelledImage("ab"[place % 2], np.full((9, 9), place, "uint8"), "") for place in range(6)]
     read_pixels(unpack("images", folder) / "cache/train.images", some, ["a", "b"], 8, 1)
 
@@ -187,8 +188,6 @@ def vectors(folder: Path) -> None:
 
 def distilled(folder: Path) -> None:
     """Writes what a distillation keeps."""
-    from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
-
     folder.mkdir()
     (folder / "source").write_text("the sea\ntwo dogs\na cat\n")
     text = DistilledText(str(folder / "text"))
@@ -205,10 +204,8 @@ def answering(folder: Path) -> None:
 
 def exported(folder: Path) -> None:
     """Writes an export of a translator."""
-    from export.__main__ import main
-
     unpack("translation", folder / "run")
-    assert main([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
+    assert export([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
 
 
 def chat(folder: Path) -> None:
@@ -219,10 +216,6 @@ def chat(folder: Path) -> None:
 
 def read_config_of(folder: Path) -> None:
     """What commands read of config.json."""
-    from keras_transformer.commands.runs import info
-    from keras_transformer.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
-    from keras_transformer.tasks.translation.commands.translate import own_search_of
-
     run, aside = RunFolder(folder), RunFolder(folder.with_name("aside"))
     config = read_config(run)
     info(Namespace(run=str(folder)))
@@ -235,8 +228,6 @@ def read_config_of(folder: Path) -> None:
 
 def resume(folder: Path) -> None:
     """What a training that goes on reads before it makes a model."""
-    from keras_transformer.training.request import open_run
-
     os.chdir(folder.with_name(f"{folder.name}-text"))
     open_run({"resume": True, "out": str(folder), "steps": 10**9})
 
@@ -244,24 +235,19 @@ def resume(folder: Path) -> None:
 @cache
 def model_of(folder: Path) -> Any:
     """The model of a run, made once in a process."""
-    from keras_transformer import making, run_folder
-
-    return making.make_model(run_folder.read_config(folder)["model"])
+    return making.make_model(read_config(folder)["model"])
 
 
 def read_weights(loads: bool, folder: Path) -> None:
     """The check of model.keras, and if asked the weights in it, without making the model each time."""
-    from keras_transformer import run_folder
-    from keras_transformer.commands.graph_cache import content_of
-
-    number = run_folder.read_config(folder)["parameters"]
+    number = read_config(folder).get("parameters", 0)
     run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
     if loads:
         model = model_of(folder)
         run_folder.make_model = lambda config: model  # type: ignore[assignment]
         run_folder.load_model(folder)
-    run_folder.check_model(run_folder.RunFolder(folder))
-    content_of(run_folder.RunFolder(folder))
+    run_folder.check_model(RunFolder(folder))
+    content_of(RunFolder(folder))
 
 
 def use(tokenizer: Any) -> None:
@@ -275,24 +261,18 @@ def use(tokenizer: Any) -> None:
 
 def read_foreign(folder: Path) -> None:
     """Reads a folder in Hugging Face's format."""
-    from keras_transformer.importing.huggingface import read_huggingface
-
     for vocabulary in read_huggingface(folder).vocabularies:
         use(vocabulary.tokenizer)
 
 
 def read_tokenizer(folder: Path) -> None:
     """Reads a vocabulary of either kind."""
-    from keras_transformer.text.huggingface_tokenizer import load_tokenizer
-
     (path,) = folder.glob("tokenizer.*")
     use(load_tokenizer(path))
 
 
 def read_corpus(folder: Path) -> None:
     """Reads a corpus as ids."""
-    from keras_transformer.text.tokenized import TokenizedCorpus
-
     corpus = TokenizedCorpus.open(folder / "train")
     corpus.sources_among([[5]], [4])
     rows = np.arange(min(len(corpus), 8))
@@ -302,71 +282,46 @@ def read_corpus(folder: Path) -> None:
 
 def read_template(folder: Path) -> None:
     """Makes a chat a text."""
-    from keras_transformer.text.huggingface_tokenizer import rendered
-
     template = (folder / "template").read_text("utf-8", "replace")
     rendered(template, [{"messages": [{"role": "user", "content": "5"}], "bos_token": "<s>", "eos_token": "</s>"}])
 
 
 def read_images(folder: Path) -> None:
     """The validation images of a run, and the pixels that it keeps."""
-    from keras_transformer.run_folder import RunFolder
-    from keras_transformer.tasks.images.batches import read_pixels
-    from keras_transformer.tasks.images.signature import images_of
-
     images_of(RunFolder(folder), json.loads((folder / "config.json").read_text())["model"])
     pixels = read_pixels(folder / "cache/train.images", [], ["a", "b"], 8, 1)
-    assert [{"a": 1, "b": 2}["ab"[label]] for label in pixels.labels] and pixels.images.max() >= 0
+    assert {0, 1}.issuperset(pixels.labels.tolist()) and pixels.images.max() >= 0
 
 
-def read_validation(folder: Path) -> None:
-    """What a run's exports are certified on."""
-    from export.certificate.comparison import validation_text
-
-    validation_text(folder)
+def read_vectors(name: str, folder: Path) -> None:
+    """Reads word vectors."""
+    read_word_vectors(folder / name, 3, {"the", "sea", "größe"})
 
 
-def read_items(folder: Path) -> None:
-    """The items of a run."""
-    from keras_transformer.tasks.next_item.corpus import Items
-
-    Items.load(folder / "items.txt").encode(["a", "novel 1"])
+def verify(folder: Path) -> None:
+    """What `export --verify` reads of a certificate."""
+    KeptCertificate(folder / "export").expected()
 
 
 def read_records(folder: Path) -> None:
     """The records of a run: those that a training goes on with, and those that `info` prints."""
-    from keras_transformer.commands.runs import info
-    from keras_transformer.run_folder import RunFolder
-    from keras_transformer.training.callbacks import Progress
-    from keras_transformer.training.records import Records
-
     Records(RunFolder(folder), Progress(step=3))
     info(Namespace(run=str(folder)))
 
 
 def read_checkpoint(folder: Path) -> None:
     """Reads a checkpoint. Training leaves a damaged one out with a warning; here it is an error."""
-    from keras_transformer.training import checkpoints
-
+    like = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, (shape, dtype) in WEIGHTS.items()}
     try:
-        for _ in checkpoints._read_arrays(folder / "weights.npz", WEIGHTS):
+        for _ in checkpoints._read_arrays(folder / "weights.npz", like):
             pass
         checkpoints._read_progress(folder / "state.npz", {"step": 1, "epoch": 1})
     except checkpoints.DamagedFile as error:
         raise RequestError(str(error)) from None
 
 
-def read_vectors(name: str, folder: Path) -> None:
-    """Reads word vectors."""
-    from keras_transformer.text.word_vectors import read_word_vectors
-
-    read_word_vectors(folder / name, 3, {"the", "sea", "größe"})
-
-
 def read_distilled(folder: Path) -> None:
     """Reads what a distillation keeps, and chooses from it."""
-    from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
-
     text = DistilledText(str(folder / "text"))
     text.check()
     text.is_filtered([])
@@ -378,84 +333,66 @@ def read_distilled(folder: Path) -> None:
 
 def answer(verb: str, name: str, folder: Path) -> int:
     """Answers by the graphs of a run or of an export."""
-    from keras_transformer.__main__ import main
-
     sys.stdin = Mock(buffer=io.BytesIO(b"the cat\n"))
     return main([verb, str(folder / name), "--engine", "onnx", "--threads", "1"])
 
 
-def verify(folder: Path) -> None:
-    """What `export --verify` reads of a certificate."""
-    from export.certificate.comparison import KeptCertificate
-
-    KeptCertificate(folder / "export").expected()
-
-
-TASKS = ("translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts")
-KERAS = ("keras", "keras_transformer.training.request", "keras_transformer.training.records", "export.certificate.comparison")
-ONNX = ("onnx", "onnxruntime", "keras_transformer.tasks.classification.pipeline")
-READERS = ("keras_transformer.importing.huggingface", "tokenizers", "sentencepiece")
+WEIGHTS = {"0000-kernel": ((3, 4), "float32"), "0001-seed": ((2,), "int64")}  # of a checkpoint
+TASKS = "translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts"
+CONFIG, MODEL, PROBES, GRAPH = "config.json", "model.keras", "run/cache/onnx-*/*.json", "run/cache/onnx-*/*.onnx"
+EXPORTED = "export/certificate.json", "export/onnx/translate.onnx"
 CLASSIFY, TRANSLATE = partial(answer, "classify", "run"), partial(answer, "translate", "export")
-FOREIGN = [  # model, what is changed in its folder, its file, its form
-    *((model, "license", "config.json", "json") for model in (
-        "marian", "bart", "gpt2", "llama", "bert-labels", "vit", "t5", "roberta",
-    )),
-    *(("marian", "license", name, "json") for name in ("generation_config.json", "tokenizer_config.json", "vocab.json")),
-    ("marian", "license", "README.md", "text"), ("marian", "license", "source.spm", "bytes"),
-    ("marian", "license", "model.safetensors", "bytes"), ("marian", "archive", "pytorch_model.bin", "bytes"),
-    ("marian", "row", "pytorch_model.bin", "bytes"), ("marian", "index", "model.safetensors.index.json", "json"),
-    *((model, "license", "tokenizer.json", "json") for model in ("bert-labels", "bart", "gpt2")),
-    ("vit", "license", "preprocessor_config.json", "json"), ("t5", "added", "tokenizer_config.json", "json"),
-    ("t5", "added", "added_tokens.json", "json"), ("t5", "added", "spiece.model", "bytes"),
-    ("t5", "json alone", "tokenizer.json", "json"), ("bert", "pooled", "modules.json", "json"),
-    ("bert", "pooled", "1_Pooling/config.json", "json"), ("bert", "pooled", "sentence_bert_config.json", "json"),
-    ("bert", "words", "vocab.txt", "text"), ("bert", "words", "special_tokens_map.json", "json"),
-    ("gpt2", "merges", "merges.txt", "text"), ("gpt2", "merges", "vocab.json", "json"),
-    ("llama", "template", "tokenizer_config.json", "json"),
-]  # fmt: skip
+FOREIGN = {  # by the model and what is changed in its folder: files, and their form where it is not JSON
+    **{(model, "license"): [CONFIG] for model in ("llama", "t5", "roberta")},
+    **{(model, "license"): [CONFIG, "tokenizer.json"] for model in ("bert-labels", "bart", "gpt2")},
+    ("marian", "license"): [
+        *(CONFIG, "generation_config.json", "tokenizer_config.json", "vocab.json", ("README.md", "text")),
+        *(("source.spm", "bytes"), ("model.safetensors", "bytes")),
+    ],
+    ("marian", "archive"): [("pytorch_model.bin", "bytes")], ("marian", "row"): [("pytorch_model.bin", "bytes")],
+    ("marian", "index"): ["model.safetensors.index.json"], ("vit", "license"): [CONFIG, "preprocessor_config.json"],
+    ("t5", "added"): ["tokenizer_config.json", "added_tokens.json", ("spiece.model", "bytes")],
+    ("t5", "json alone"): ["tokenizer.json"], ("llama", "template"): ["tokenizer_config.json"],
+    ("bert", "pooled"): ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"],
+    ("bert", "words"): [("vocab.txt", "text"), "special_tokens_map.json"],
+    ("gpt2", "merges"): [("merges.txt", "text"), "vocab.json"],
+}  # fmt: skip
+IN_CPP = {"source.spm", "spiece.model"}
 KINDS = [
-    *(Kind(f"config.json of {task}", golden(task), "config.json", read_config_of, modules=KERAS) for task in TASKS),
-    *(Kind(f"config.json to resume {task}", golden(task), "config.json", resume, modules=KERAS) for task in TASKS[:6]),
-    Kind("config.json with modules", with_modules, "config.json", partial(read_weights, False), modules=KERAS),
-    Kind("model.keras", golden("next-item"), "model.keras", partial(read_weights, False), "bytes", KERAS, True),
-    Kind("weights in model.keras", golden("next-item"), "model.keras", partial(read_weights, True), "bytes", KERAS, True),
-    Kind("validation.npz", images, "validation.npz", read_images, "bytes", KERAS),
-    *(Kind(f"cache/{name}", images, f"cache/{name}", read_images, "bytes", KERAS) for name in ("train.images", "train.labels*")),
-    *(Kind(f"{file} of {task}", golden(task), file, read_validation, "text", KERAS) for task, file in (
+    *(Kind(f"config.json of {task}", golden(task), CONFIG, read_config_of) for task in TASKS),
+    *(Kind(f"config.json to resume {task}", golden(task), CONFIG, resume) for task in TASKS[:6]),
+    Kind("config.json with modules", with_modules, CONFIG, partial(read_weights, False)),
+    Kind("model.keras", golden("next-item"), MODEL, partial(read_weights, False), "bytes", library=True),
+    Kind("weights in model.keras", golden("next-item"), MODEL, partial(read_weights, True), "bytes", library=True),
+    *(Kind(name, images, name, read_images, "bytes") for name in (
+        "validation.npz", "cache/train.images", "cache/train.labels*",
+    )),
+    *(Kind(f"{file} of {task}", golden(task), file, validation_text, "text") for task, file in (
         ("translation", "validation.source"), ("answers", "validation.target"), ("classification", "validation.text"),
         ("masked-tokens", "validation.text"), ("language-model", "validation.text"),
     )),
-    Kind("items.txt", golden("next-item"), "items.txt", read_items, "text"),
-    *(Kind(name, golden("translation"), name, read_records, "text", KERAS) for name in ("metrics.csv", "samples.txt")),
-    *(Kind(f"checkpoint's {name}", checkpoint, name, read_checkpoint, "bytes", KERAS) for name in ("weights.npz", "state.npz")),
-    Kind("tokenizer.model", corpus, "tokenizer.model", read_tokenizer, "bytes", READERS, True),
-    *(Kind(f"tokenizer.json of {model}", foreign_tokenizer(model), "tokenizer.json", read_tokenizer, modules=READERS)
+    Kind("items.txt", golden("next-item"), "items.txt", lambda folder: Items.load(folder / "items.txt"), "text"),
+    *(Kind(name, golden("translation"), name, read_records, "text") for name in ("metrics.csv", "samples.txt")),
+    *(Kind(f"checkpoint: {name}", checkpoint, f"{name}.npz", read_checkpoint, "bytes") for name in ("weights", "state")),
+    Kind("tokenizer.model", corpus, "tokenizer.model", read_tokenizer, "bytes", library=True),
+    *(Kind(f"tokenizer.json of {model}", foreign_tokenizer(model), "tokenizer.json", read_tokenizer)
       for model in ("bert-tokens", "gpt2")),
     Kind("cache/train/meta.json", corpus, "train/meta.json", read_corpus),
     *(Kind(f"cache/train/{side}.{part}", corpus, f"train/{side}.{part}", read_corpus, "bytes")
       for side in ("source", "target") for part in ("ids", "offsets")),
-    *(Kind(f"word vectors in {form}", vectors, form, partial(read_vectors, form), "text" if form == "text" else "bytes", ("gensim.models",))
-      for form in ("text", "binary")),
+    *(Kind(f"word vectors, {name}", vectors, name, partial(read_vectors, name), form)
+      for name, form in (("text", "text"), ("binary", "bytes"))),
     *(Kind(f"distilled {name}", distilled, f"text/{name}", read_distilled, form) for name, form in (
         ("made_of.json", "json"), ("report.json", "json"), ("translations/000000.jsonl", "text"),
     )),
-    *(Kind(f"{file} of {model}, {more}", foreign(model, more), file, read_foreign, form, READERS, file.endswith((".spm", ".model")))
-      for model, more, file, form in FOREIGN),
-    Kind("kept probes", answering, "run/cache/onnx-*/*.json", CLASSIFY, modules=ONNX, may_differ=True),
-    Kind("kept graph", answering, "run/cache/onnx-*/*.onnx", CLASSIFY, "bytes", ONNX, True, True),
-    Kind("kept graph's metadata", answering, "run/cache/onnx-*/*.onnx", CLASSIFY, "metadata", ONNX, may_differ=True),
-    Kind("certificate.json to verify", exported, "export/certificate.json", verify, modules=KERAS),
-    Kind("certificate.json", exported, "export/certificate.json", TRANSLATE, modules=ONNX, may_differ=True),
-    Kind("export's metadata", exported, "export/onnx/translate.onnx", TRANSLATE, "metadata", ONNX, may_differ=True),
-    Kind("chat template", chat, "template", read_template, "text", READERS),
+    *(Kind(f"{file} of {model}, {more}", foreign(model, more), file, read_foreign, form, file in IN_CPP)
+      for (model, more), files in FOREIGN.items()
+      for file, form in (one if isinstance(one, tuple) else (one, "json") for one in files)),
+    Kind("kept probes", answering, PROBES, CLASSIFY, may_differ=True),
+    Kind("kept graph", answering, GRAPH, CLASSIFY, "bytes", library=True, may_differ=True),
+    Kind("kept graph's metadata", answering, GRAPH, CLASSIFY, "metadata", may_differ=True),
+    Kind("certificate.json to verify", exported, EXPORTED[0], verify),
+    Kind("certificate.json", exported, EXPORTED[0], TRANSLATE, may_differ=True),
+    Kind("export's metadata", exported, EXPORTED[1], TRANSLATE, "metadata", may_differ=True),
+    Kind("chat template", chat, "template", read_template, "text"),
 ]  # fmt: skip
-# Seeds of which something was wrong once.
-KNOWN = {
-    "config.json of translation": [108], "config.json of images": [96], "config.json of answers": [141],
-    "config.json to resume images": [86], "config.json to resume masked-tokens": [18],
-    "config.json with modules": [0, 4], "metrics.csv": [1, 10], "cache/train/meta.json": [19, 25, 118],
-    "cache/train/source.offsets": [12, 15, 34], "cache/train/target.offsets": [93],
-    "pytorch_model.bin of marian, row": [19], "tokenizer.json of bert-labels, license": [32, 62, 257],
-    "tokenizer.json of bart, license": [42, 238], "modules.json of bert, pooled": [59, 111, 137, 148],
-    "kept probes": [89, 101], "kept graph": [145],
-}  # fmt: skip

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -288,20 +288,14 @@ def render() -> None:
         parsed = environment.from_string(template)
         for chat in chats:
             signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)
-            texts.append("".join(_bounded(parsed.generate(chat))))
+            texts.append("")
+            for part in parsed.generate(chat):
+                texts[-1] += part
+                if len(texts[-1]) > MAX_CHAT:
+                    sys.exit(f"it writes more than {MAX_CHAT:,} characters")
     except Exception as error:  # a template may raise any
         sys.exit(" ".join(str(error).split())[:200] or type(error).__name__)
     json.dump(texts, sys.stdout)
-
-
-def _bounded(parts: Iterable[str]) -> Iterator[str]:
-    """The parts of a text. Raises ValueError where they are longer than `MAX_CHAT` characters together."""
-    length = 0
-    for part in parts:
-        length += len(part)
-        if length > MAX_CHAT:
-            raise ValueError(f"it writes more than {MAX_CHAT:,} characters")
-        yield part
 
 
 def tokenizers_library() -> Any:

@@ -298,8 +298,7 @@ def _read_on(caller: socket.socket, begun: dict[socket.socket, bytes]) -> Any:
     return parse_json(line, having(worker=int, facts=dict))
 
 
-def _differing(number: int, theirs: object, facts: Config) -> str:
-    theirs = theirs if isinstance(theirs, dict) else {}
+def _differing(number: int, theirs: Config, facts: Config) -> str:
     names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
     told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
     return f"worker {number} differs from the chief: {told}" if told else ""
@@ -316,9 +315,10 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
                 # A port of this machine that nobody listens at may be connected with itself.
                 if connection.getsockname() != connection.getpeername():
                     _send(connection, message)
-                    error, told = _received(connection, left + MESSAGE_SECONDS)
-                    return [error, told]
-        except (OSError, ValueError, TypeError):
+                    connection.settimeout(left + MESSAGE_SECONDS)
+                    with connection.makefile("rb") as file:
+                        return parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2))
+        except (OSError, ValueError):
             pass  # the chief is not there yet
         time.sleep(BETWEEN_CALLS)
     return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
@@ -327,13 +327,6 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
 def _send(connection: socket.socket, message: object) -> None:
     connection.settimeout(MESSAGE_SECONDS)
     connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _received(connection: socket.socket, seconds: float = MESSAGE_SECONDS) -> Any:
-    """A line of JSON. Raises OSError or ValueError if none comes."""
-    connection.settimeout(seconds)
-    with connection.makefile("rb") as file:
-        return json.loads(file.readline(MAX_MESSAGE_BYTES))
 
 
 @contextmanager
