@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
@@ -16,10 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from keras_transformer.schema import Schema, number, or_null, shown, whole
+from keras_transformer.schema import Schema, number, or_null, printable, shown, whole
 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
+MAX_MESSAGE = 2_000  # characters
 NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
@@ -84,7 +86,12 @@ def say(message: str) -> None:
 
 def warn(message: str) -> None:
     """Writes a warning to standard error."""
-    say(f"warning: {message}")
+    _tell("warning", message)
+
+
+def _tell(kind: str, message: object) -> None:
+    """Says a warning or an error in one line, whatever a stranger's text in it holds."""
+    say(f"{kind}: {printable(str(message))[:MAX_MESSAGE]}")
 
 
 def print_result(text: str, end: str = "\n") -> None:
@@ -156,13 +163,13 @@ def load_tensorflow() -> None:
             return
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        with _silent(), _without_garbage_collection():
+        with silent(), _without_garbage_collection():
             importlib.import_module("keras")
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Throws away what C++ code writes to standard error."""
+def silent() -> Iterator[None]:
+    """Within, what code in C++ or Rust writes to standard error is thrown away."""
     if sys.stderr is None:
         yield
         return
@@ -244,7 +251,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         print_result("", end="")  # what others printed
         return 0
     except RequestError as error:
-        say(f"error: {error}")
+        _tell("error", error)
         return 2
     except Stopped as stop:
         say(str(stop))
@@ -254,8 +261,8 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
     except OutputClosed:
         return 0
     except (JobError, OSError, MemoryError) as error:
-        say(f"error: {error or type(error).__name__}")
-        return 1
+        _tell("error", str(error) or type(error).__name__)
+        return 2 if getattr(error, "errno", None) == errno.ENAMETOOLONG else 1  # no job makes such a name
     except Exception as error:
         if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's error; TensorFlow may not be imported
             raise

@@ -74,6 +74,19 @@ def user_cache() -> Path:
         raise OSError(f"no folder for caches ({error}): set XDG_CACHE_HOME") from error
 
 
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The content of a file, perhaps a stranger's.
+
+    Raises:
+        RequestError: it is larger than `max_bytes`.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise RequestError(f"{path} is damaged: it is larger than {max_bytes:,} bytes")
+    return content
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file whole or not at all."""
     with write_whole(path) as aside:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 import re
 import shlex
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from keras_transformer import family, folders, run_config
 from keras_transformer.errors import RequestError, command_line, warn
-from keras_transformer.files import DAMAGED, check_writable, checked_weights, number_of_the_machine, write_whole
+from keras_transformer.files import (
+    DAMAGED,
+    check_writable,
+    checked_weights,
+    number_of_the_machine,
+    read_bounded,
+    write_whole,
+)
 from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.options import Config
 from keras_transformer.own_parts import import_flags
@@ -29,6 +37,9 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
+
+
+MAX_METRICS_BYTES = 4 * 2**20  # 30,000 rounds
 
 
 class RunFolder:
@@ -142,19 +153,27 @@ def resume_command(run: RunFolder) -> str:
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv as text; none if the file is missing. A warning names a line that cannot be read."""
+    """The rows of metrics.csv as text; none if the file is missing. A warning names a line that cannot be read.
+
+    Raises:
+        RequestError: the file is larger than `MAX_METRICS_BYTES`.
+    """
     if not run.metrics.is_file():
         return []
-    rows: list[dict[str, str]] = []
-    with run.metrics.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.DictReader(file)
-        while True:
-            try:
-                rows.append({name: value for name, value in next(reader).items() if name and isinstance(value, str)})
-            except StopIteration:
-                return rows
-            except csv.Error as error:
-                warn(f"{run.metrics}: the line after line {reader.line_num} is left out ({error})")
+    rows, faults = [], []
+    text = read_bounded(run.metrics, MAX_METRICS_BYTES).decode("utf-8", "replace")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    while True:
+        try:
+            rows.append(next(reader))
+        except StopIteration:
+            break
+        except csv.Error as error:
+            faults.append(f"line {reader.line_num} is left out ({error})")
+    if faults:
+        warn(f"{run.metrics}: {faults[0]}{f', and {len(faults) - 1:,} more' if faults[1:] else ''}")
+    names, *values = [row for row in rows if row] or [[]]
+    return [{name: value for name, value in zip(names, row, strict=False) if name} for row in values]
 
 
 def save_model(run: RunFolder, model: Transformer) -> None:

@@ -1,10 +1,11 @@
 """Files that a command reads: a value of another type is refused in one line, or harmless, wherever it stands."""
 
 import json
-import random
+import subprocess
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,41 +18,16 @@ from keras_transformer.run_folder import RunFolder, load_model, read_config, wri
 from keras_transformer.tasks.translation import pipeline as translating
 from keras_transformer.tasks.translation.commands.translate import own_search_of
 from keras_transformer.training.request import open_run
+from tests.fuzz import put, strange
+from tests.fuzz_kinds import KINDS, exported
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
 
-STRANGE: list[Any] = [
-    None, True, -1, 0, 1.5, 10**30, 10**400, float("inf"), float("nan"), "", "x", "0.6", "x " * 100, "\ud800", "\0", [],
-    ["de"], [1], [[]], {}, {"name": "x"},
-]  # fmt: skip
 KNOWN = [  # that once ended in a traceback
     (("search", "length_penalty"), "0.6"), (("search", "length_penalty"), None), (("settings", "source"), "\0"),
     (("corpus", "target_language"), ["de"]), (("corpus", "name"), "\ud800"), (("settings", "task"), []),
     (("settings", "steps"), 10**400), (("settings", "steps"), 0), (("settings", "learning_rate_factor"), 10**400),
 ]  # fmt: skip
-
-
-def places(value: Any, place: tuple = ()) -> Iterator[tuple]:
-    """The place of everything in a value of JSON, of the whole first."""
-    yield place
-    if isinstance(value, dict | list):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(part, (*place, key))
-
-
-def put(value: Any, place: tuple, new: Any) -> Any:
-    """A copy with something else at a place."""
-    if not place:
-        return new
-    copy = value.copy()
-    copy[place[0]] = put(value[place[0]], place[1:], new)
-    return copy
-
-
-def strange(value: Any, count: int) -> Iterator[tuple[tuple, Any]]:
-    """For each place in a value some strange values; the same in each run of the test."""
-    for place in places(value):
-        yield from ((place, new) for new in random.Random(repr(place)).sample(STRANGE, count))
 
 
 @pytest.fixture
@@ -98,3 +74,19 @@ def test_a_strange_value_in_a_configuration_is_refused_in_one_line_or_harmless(r
                 refused.add(name)
                 assert error.splitlines()[-1].startswith("error: ") and len(error) < 2000, told
     assert refused == readers.keys()
+
+
+def read(*flags: str) -> None:
+    """Reads mutations by the program; TensorFlow has no threads in its process, which forks."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-m", "tests.fuzz", *flags], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_every_kind_of_file_that_is_changed_at_random_is_refused_in_one_line_or_harmless():
+    read("--mutations", "4", *(f"--kind={kind.name}" for kind in KINDS if kind.make is not exported))
+
+
+@pytest.mark.full
+def test_many_changes_and_those_of_exports():
+    read("--mutations", "10000")

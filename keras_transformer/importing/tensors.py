@@ -12,6 +12,7 @@ import io
 import json
 import math
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,7 +39,19 @@ ENTRY = object_of({
     "dtype": one_of(TYPES), "shape": list_of(whole(0), 0, MAX_AXES), "data_offsets": list_of(whole(0), 2, 2)
 })  # fmt: skip
 HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
-MAX_PICKLE_BYTES = 16 * 2**20
+MAX_PICKLE_BYTES = 4 * 2**20  # of one file; an index of files may name many
+# The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
+OPERATIONS = (
+    "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPERSID", "BINPUT", "BINUNICODE",
+    "BUILD", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "GLOBAL", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK",
+    "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "REDUCE", "SETITEM", "SETITEMS", "STOP", "TUPLE", "TUPLE1", "TUPLE2",
+    "TUPLE3",
+)  # fmt: skip
+# What a damaged pickle or archive raises.
+DAMAGED_PICKLE = (
+    ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, pickle.UnpicklingError,
+    struct.error, zipfile.BadZipFile,
+)  # fmt: skip
 MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of the older form
 PROTOCOL = 1001  # the second one
 STORAGES = {
@@ -199,10 +212,18 @@ class Tensor(NamedTuple):
 
 
 class Entries(dict):
-    """Stands for `collections.OrderedDict`. What a pickle would set as its attributes is dropped."""
+    """Stands for a dictionary and for `collections.OrderedDict`, which a pickle makes empty and then fills.
 
-    def __setstate__(self, state: object) -> None:
-        pass
+    Keys are text alone: the hash of a tuple may take for ever, or the whole stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setitem__(self, name: object, value: object) -> None:
+        if type(name) is not str:
+            raise ValueError(f"expected the name of a tensor; received {type(name).__name__}")
+        super().__setitem__(name, value)
 
 
 def open_torch(path: Path) -> TensorFile:
@@ -217,17 +238,9 @@ def open_torch(path: Path) -> TensorFile:
         entries, start_of = _read_archive(path) if is_archive else _read_row(path)
         if not isinstance(entries, dict):
             raise ValueError(f"expected a dictionary of tensors; received {type(entries).__name__}")
-        return TensorFile(path, {_name(name): _place(path, name, tensor, start_of) for name, tensor in entries.items()})
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
+        return TensorFile(path, {name: _place(path, name, tensor, start_of) for name, tensor in entries.items()})
+    except DAMAGED_PICKLE as error:
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
-
-
-def _name(name: object) -> str:
-    if not isinstance(name, str):
-        raise ValueError(f"expected the name of a tensor; received {name!r:.60}")
-    return name
 
 
 def _place(path: Path, name: str, tensor: object, start_of: Callable[[Storage], int]) -> Place:
@@ -240,11 +253,37 @@ def _place(path: Path, name: str, tensor: object, start_of: Callable[[Storage], 
     return place._replace(offset=start_of(tensor.storage) + tensor.first * size)
 
 
+class _Operations(dict):
+    """What Python's unpickler does for each of `OPERATIONS`."""
+
+    def __init__(self) -> None:
+        codes = [getattr(pickle, name)[0] for name in OPERATIONS]
+        super().__init__((code, pickle._Unpickler.dispatch[code]) for code in codes)  # type: ignore[attr-defined]
+
+    def __missing__(self, code: int) -> None:
+        raise ValueError(f"its pickle has the operation {bytes([code])!r}, which `torch.save` never writes")
+
+
 class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     """Unpickles tensors and dictionaries alone.
 
-    It is Python's own unpickler in Python: the one in C takes memory for whatever place of its memo a pickle names.
+    It is Python's own unpickler in Python: the one in C takes memory for whatever place of its memo a pickle names. A
+    pickle may name an object again, and so build one of 2^n parts in 2n bytes: of what it builds nothing but text and
+    whole numbers is hashed, compared or shown.
     """
+
+    dispatch = _Operations()
+
+    def _make_dictionary(self) -> None:
+        self.append(Entries())
+
+    def _drop_attributes(self) -> None:
+        self.stack.pop()
+        if type(self.stack[-1]) is not Entries:
+            raise ValueError("it sets attributes, which no file of weights needs")
+
+    dispatch[pickle.EMPTY_DICT[0]] = _make_dictionary
+    dispatch[pickle.BUILD[0]] = _drop_attributes
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
@@ -258,17 +297,19 @@ class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     def persistent_load(self, pid: Any) -> Storage:
         kind, storage_type, key, _, count, *view = pid
         if kind != "storage" or not isinstance(storage_type, StorageType) or any(each is not None for each in view):
-            raise ValueError(f"expected a storage; received {pid!r:.80}")
+            raise ValueError("expected a whole storage of a known type")
         if type(key) is not str or type(count) is not int or count < 0:
-            raise ValueError(f"expected a storage with a key and a size; received {pid!r:.80}")
+            raise ValueError("expected a storage with a key and a size")
         return Storage(storage_type.dtype, key, count)
 
 
 def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, *_: Any) -> Tensor:
     """Stands for `torch._utils._rebuild_tensor_v2`."""
+    if not all(type(sizes) is tuple and {int}.issuperset(map(type, sizes)) for sizes in (shape, strides)):
+        raise ValueError("expected a tensor whose shape and strides are whole numbers")
     require_shape("of the pickle", shape)
     if not isinstance(storage, Storage) or type(first) is not int or first < 0:
-        raise ValueError(f"expected a tensor of a storage; received {storage!r:.80}, {first!r:.20}")
+        raise ValueError("expected a tensor of a storage, and the place of its first number")
     expected, step = [], 1
     for size in reversed(shape):
         expected.append(step)
@@ -331,6 +372,8 @@ def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
         entries, keys = _TensorUnpickler(pickles).load(), _TensorUnpickler(pickles).load()
         storages = {tensor.storage.key: tensor.storage for tensor in entries.values() if isinstance(tensor, Tensor)}
         starts, place = {}, pickles.tell()
+        if type(keys) is not list or len(keys) > MAX_TENSORS or any(type(key) is not str for key in keys):
+            raise ValueError(f"expected the names of at most {MAX_TENSORS:,} storages")
         for key in keys:
             file.seek(place)
             count = int.from_bytes(file.read(8), "little")

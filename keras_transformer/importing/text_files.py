@@ -116,6 +116,8 @@ def _merged(folder: ModelFolder) -> str:
     """Byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of merges."""
     library, options = tokenizers_library(), _options(folder)
     vocab = folder.json(MERGED[0])
+    if {*vocab.values()} != {*range(len(vocab))}:  # the library takes memory for every id below the largest
+        raise RequestError(f"{folder.path / MERGED[0]} is damaged: expected the ids from 0 on, each once")
     merges = folder.read(MERGED[1], MAX_JSON_BYTES).decode("utf-8").splitlines()
     pairs = [tuple(line.split(" ")) for line in merges if line and not line.startswith("#version")]
     tokenizer = library.Tokenizer(library.models.BPE(vocab=vocab, merges=pairs, fuse_unk=False))

@@ -4,15 +4,20 @@ vocabulary is loaded.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, silent
 from keras_transformer.schema import list_of, object_of, parse_json, whole
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
 from keras_transformer.text.tokenizer import (
@@ -30,6 +35,11 @@ from keras_transformer.text.tokenizer import (
 
 MAX_ID = 2**31 - 1
 MAX_TEMPLATE = 200_000  # characters
+# What a template may take for a chat.
+MAX_CHAT = 1_000_000  # characters
+CHAT_SECONDS = 2  # of the processor
+CHAT_BYTES = 2**28  # of memory
+UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER} a \N{SNOWMAN}\N{COMET}"
 STORED = object_of({"ids": list_of(whole(0, MAX_ID)), "has_mask": bool, "tokenizer": str}, {"chat_template": str})
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
 
@@ -62,6 +72,9 @@ class HuggingFaceTokenizer(Tokenizer):
         text, self.ids, self.has_mask, self.chat_template = _parsed(model)
         self.library = library_tokenizer(text)
         self.vocabulary_size = len(self.ids)
+        spelled = [MASK] * self.has_mask + [START, END] * bool(self.chat_template)
+        if any(self.library.id_to_token(self.ids[place]) is None for place in spelled):
+            raise ValueError("expected the tokens of a masked line and of a chat in the tokenizer.json")
         own = {id: place for place, id in reversed([*enumerate(self.ids)]) if place > END}
         # Some control ids of ours may be copies of one id. A text has the last of these, which a model reads and emits.
         self._ours = {self.ids[place]: place for place in (UNKNOWN, START, END)} | own
@@ -123,14 +136,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """Ids of a text of any number of lines, without the start that the model puts before it."""
         return self._read(self.library.encode(valid_unicode(string_of(text))).ids)
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
         if not self.chat_template:
-            return super().chat_text(messages)
+            return super().chat_texts(chats)
         start, end = (self.library.id_to_token(self.ids[place]) for place in (START, END))
-        text = rendered(
-            self.chat_template, messages=[*messages], add_generation_prompt=True, bos_token=start, eos_token=end
-        )
-        return text.removeprefix(start) if self.has_start else text  # the model puts its own there
+        values = {"add_generation_prompt": True, "bos_token": start, "eos_token": end}
+        texts = rendered(self.chat_template, [{"messages": [*messages], **values} for messages in chats])
+        return [text.removeprefix(start) for text in texts] if self.has_start else texts  # the model puts its own there
 
     def normalize(self, line: str) -> str:
         """The line as `encode` hands it on."""
@@ -207,40 +219,84 @@ def library_tokenizer(text: str) -> Any:
     """
     library = tokenizers_library()
     try:
-        tokenizer = library.Tokenizer.from_str(text)
-        tokenizer.encode(NO_CHARACTER)  # which it may not know, and then it must know what is unknown
-    except Exception as error:  # the library raises no other
+        with silent():
+            tokenizer = library.Tokenizer.from_str(text)
+            tokenizer.encode(UNKNOWN_TEXT)  # which it may not know, and then it must know what is unknown
+    except BaseException as error:  # the library raises no other class, and a panic, which is no `Exception`
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ValueError(f"it is damaged or no tokenizer.json: {' '.join(str(error).split())[:200]}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def rendered(template: str, **values: object) -> str:
-    """The text that a template makes. It may be a stranger's: no code but its own language runs, in a sandbox.
+def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
+    """The text that a template makes of each chat.
+
+    It may be a stranger's. No code but its own language runs, in a sandbox, and that in a process of its own, whose
+    time and memory have bounds: no sandbox bounds what a loop, `'a' * 10**9` or `|center` takes.
+
+    Args:
+        template: in the language of Jinja.
+        chats: the values of the template's variables, as JSON has them.
 
     Raises:
-        RequestError: the template is damaged or refuses the values, or the package jinja2 is not installed.
+        RequestError: the template is damaged, refuses the values or takes too much, or the package jinja2 is not
+            installed.
     """
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
+    if importlib.util.find_spec("jinja2") is None:
         raise RequestError(
             "a chat needs the package jinja2, which is not installed: pip install 'keras-transformer[import]'"
-        ) from None
+        )
+    # The process imports this package from where it is, installed or not, and nothing from the folder of the work.
+    paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
+    job = f"from {__name__} import render; render()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", job],
+        input=json.dumps([template, chats]).encode(),
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    told = done.stderr.decode(errors="replace").splitlines()[-1:] if done.returncode > 0 else []
+    reason = "".join(filter(str.isprintable, "".join(told))) or f"it takes more than {CHAT_SECONDS} s"
+    raise RequestError(f"the model's template for chats refuses: {reason[:200]}")
+
+
+def render() -> None:
+    """The process of `rendered`: reads a template and chats from standard input, and writes the texts as JSON."""
+    import resource  # which is not on all systems
+
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(reason: object) -> None:
         raise TemplateError(str(reason))
 
+    template, chats = json.load(sys.stdin)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals |= {"raise_exception": refuse, "strftime_now": datetime.now().strftime}
+    with contextlib.suppress(OSError, ValueError):  # systems other than Linux
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + CHAT_BYTES, taken + CHAT_BYTES))
+    texts = []
     try:
-        return environment.from_string(template).render(values)
+        signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)  # of the processor; then a signal ends the process
+        parsed = environment.from_string(template)
+        for chat in chats:
+            signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)
+            texts.append("")
+            for part in parsed.generate(chat):
+                texts[-1] += part
+                if len(texts[-1]) > MAX_CHAT:
+                    sys.exit(f"it writes more than {MAX_CHAT:,} characters")
     except Exception as error:  # a template may raise any
-        raise RequestError(f"the model's template for chats refuses: {' '.join(str(error).split())[:200]}") from error
+        sys.exit(" ".join(str(error).split())[:200] or type(error).__name__)
+    json.dump(texts, sys.stdout)
 
 
 def tokenizers_library() -> Any:

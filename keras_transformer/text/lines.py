@@ -9,12 +9,14 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from keras_transformer.errors import RequestError
 
+MAX_LINE_BYTES = 2**27
 UNREADABLE = (OSError, EOFError, zlib.error)  # what reading a file, plain or .gz, raises
 
 
@@ -22,12 +24,15 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, plain or .gz. A line ends at \\n alone; a \\r before it is dropped.
 
     Raises:
-        RequestError: the file cannot be read or is not UTF-8; the message names the file and the line.
+        RequestError: the file cannot be read or is not UTF-8, or a line is longer than `MAX_LINE_BYTES`. The message
+            names the file and the line.
     """
     number = 0
     try:
         with opened(Path(path)) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise RequestError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes; cut the line")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
     except UnicodeDecodeError:

@@ -225,10 +225,11 @@ class Tokenizer:
         return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that a model continues with its answer to messages, each with a role, such as "user", and a content.
+        """The text that a model answers, of messages that have a role, such as "user", and a content each."""
+        return self.chat_texts([messages])[0]
 
-        Raises RequestError unless the model has a template for chats, and it takes these messages.
-        """
+    def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+        """`chat_text` of each. Raises RequestError unless the model has a template for chats, and it takes these."""
         raise RequestError("expected a model with a template for chats; this one has none: give it the whole text")
 
     def normalize(self, line: str) -> str:

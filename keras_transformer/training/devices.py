@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
-from keras_transformer.schema import list_of, object_of, parse_json
+from keras_transformer.schema import having, list_of, object_of, parse_json
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
+MAX_CALLERS = 256  # whose lines the chief waits for at once
 BETWEEN_CALLS = 0.3  # seconds
 TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
 
@@ -239,7 +241,7 @@ def meet(facts: Config, seconds: float = MEETING_SECONDS) -> None:
 
 def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> list[str]:
     """Hears all workers and answers them: the name of an error and its message, which is empty if all is well."""
-    port, heard = int(addresses[0].rpartition(":")[2]), dict[int, tuple[socket.socket, Any]]()
+    port = int(addresses[0].rpartition(":")[2])
     has_both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
     with ExitStack() as stack:
@@ -249,15 +251,7 @@ def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> li
             raise JobError(
                 f"cannot listen at {addresses[0]}, the chief's address ({error.strerror or error})"
             ) from None
-        while len(heard) < len(addresses) - 1 and (left := end - time.monotonic()) > 0:
-            server.settimeout(left)
-            try:
-                caller = stack.enter_context(server.accept()[0])
-                message = _received(caller)
-                if message["worker"] in range(1, len(addresses)):
-                    heard[message["worker"]] = caller, message["facts"]
-            except (OSError, ValueError, TypeError, KeyError):
-                continue  # the time is over, or a stranger calls
+        heard = _heard_of(server, range(1, len(addresses)), end)
         missing = [f"{number} ({addresses[number]})" for number in range(1, len(addresses)) if number not in heard]
         answer = ["", ""]
         if missing:
@@ -266,15 +260,46 @@ def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> li
             answer = ["RequestError", f"{'; '.join(differing)}: start all workers with the same text and settings"]
         for caller, _ in heard.values():
             try:
-                _send(caller, answer)
+                _send(stack.enter_context(caller), answer)
                 caller.recv(1)  # until the worker hangs up, so that the port is free at once for TensorFlow
             except OSError:
                 continue
         return answer
 
 
-def _differing(number: int, theirs: object, facts: Config) -> str:
-    theirs = theirs if isinstance(theirs, dict) else {}
+def _heard_of(server: socket.socket, workers: range, end: float) -> dict[int, tuple[socket.socket, Any]]:
+    """The connection of each worker that calls in time, and its facts.
+
+    Whoever else calls is not heard, and keeps nobody waiting, silent or not.
+    """
+    heard, begun = dict[int, tuple[socket.socket, Any]](), dict[socket.socket, bytes]()
+    server.setblocking(False)
+    ready: Any
+    while len(heard) < len(workers) and (left := end - time.monotonic()) > 0:
+        for ready in wait([server, *begun], left):
+            try:
+                if ready is server:
+                    begun[server.accept()[0]] = b""
+                elif (message := _read_on(ready, begun)) and message["worker"] in workers:
+                    heard[message["worker"]] = ready, message["facts"]
+            except (OSError, ValueError):
+                continue  # a stranger
+        for caller in [*begun][:-MAX_CALLERS]:
+            del begun[caller]
+    return heard
+
+
+def _read_on(caller: socket.socket, begun: dict[socket.socket, bytes]) -> Any:
+    """The line of JSON that a caller has ended; None if more is to come. Raises OSError or ValueError for another."""
+    part = caller.recv(MAX_MESSAGE_BYTES)
+    line = begun.pop(caller) + part
+    if part and not part.endswith(b"\n") and len(line) < MAX_MESSAGE_BYTES:
+        begun[caller] = line
+        return None
+    return parse_json(line, having(worker=int, facts=dict))
+
+
+def _differing(number: int, theirs: Config, facts: Config) -> str:
     names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
     told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
     return f"worker {number} differs from the chief: {told}" if told else ""
@@ -291,9 +316,10 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
                 # A port of this machine that nobody listens at may be connected with itself.
                 if connection.getsockname() != connection.getpeername():
                     _send(connection, message)
-                    error, told = _received(connection, left + MESSAGE_SECONDS)
-                    return [error, told]
-        except (OSError, ValueError, TypeError):
+                    connection.settimeout(left + MESSAGE_SECONDS)
+                    with connection.makefile("rb") as file:
+                        return parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2))
+        except (OSError, ValueError):
             pass  # the chief is not there yet
         time.sleep(BETWEEN_CALLS)
     return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
@@ -302,13 +328,6 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
 def _send(connection: socket.socket, message: object) -> None:
     connection.settimeout(MESSAGE_SECONDS)
     connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _received(connection: socket.socket, seconds: float = MESSAGE_SECONDS) -> Any:
-    """A line of JSON. Raises OSError or ValueError if none comes."""
-    connection.settimeout(seconds)
-    with connection.makefile("rb") as file:
-        return json.loads(file.readline(MAX_MESSAGE_BYTES))
 
 
 @contextmanager

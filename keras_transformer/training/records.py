@@ -18,7 +18,7 @@ from tensorboard.summary import Writer
 from tqdm import tqdm
 
 from keras_transformer.errors import say
-from keras_transformer.files import write_text, write_whole
+from keras_transformer.files import read_bounded, write_text, write_whole
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
@@ -26,6 +26,7 @@ from keras_transformer.training.callbacks import Progress
 LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
 REDRAW_SECONDS = 0.2  # between two drawings of the bar
 BAR = "{bar} {desc}"  # for tqdm
+MAX_SAMPLES_BYTES = 32 * 2**20
 DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 
 
@@ -124,7 +125,8 @@ def read_rows(run: RunFolder) -> list[dict[str, float]]:
 def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
     if not run.samples.is_file():
         return []
-    blocks = run.samples.read_text(encoding="utf-8", errors="replace").split("== step ")[1:]
+    text = read_bounded(run.samples, MAX_SAMPLES_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
+    blocks = text.split("== step ")[1:]
     heads = [block.partition("\n\n") for block in blocks]
     return [(int(step), text.removesuffix("\n")) for step, _, text in heads if re.fullmatch(r"\s*\d{1,15}\s*", step)]
 

@@ -36,7 +36,7 @@ from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.text.tokenizer import END
-from tests.test_damaged_files import put, strange
+from tests.fuzz import put, strange
 from tests.tiny_text import lines
 
 SEARCH = Decoding(num_beams=3, length_penalty=0.8, max_length=12)

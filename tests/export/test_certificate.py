@@ -171,7 +171,7 @@ def test_a_damaged_file_does_not_hold_and_what_cannot_be_certified_is_refused(tr
             certify(trained, tmp_path, artefacts, Decoding(), sentences, references)
 
 
-def test_a_run_is_certified_on_its_validation_text_or_images(tmp_path):
+def test_a_run_is_certified_on_its_validation_text_or_images(tmp_path, monkeypatch):
     runs = {name: unpack(name, tmp_path / name) for name in ("luong", "classification", "next-item", "images")}
     sides = [(runs["luong"] / f"validation.{side}").read_text().splitlines() for side in ("source", "target")]
     assert validation_text(runs["luong"]) == (*sides,)
@@ -181,13 +181,18 @@ def test_a_run_is_certified_on_its_validation_text_or_images(tmp_path):
     assert len(histories) == 200 and {len(history) for history in histories} > {0, 1, 2}
     images: list = validation_text(runs["images"])[0]
     for file, others, message in (
-        ("images/validation.npz", np.zeros((2, 9, 9, 1), "uint8"), f"images {re.escape(str(images[0].shape))}"),
+        ("images/validation.npz", np.zeros((2, 9, 9, 1), "uint8"), rf"images \({re.escape(str(images[0].shape)[1:])}"),
+        ("images/validation.npz", np.broadcast_to(np.uint8(0), (999, *images[0].shape)), None),
         ("images/validation.npz", None, "has no validation images"),
         ("luong/validation.source", None, "no validation sentences: .*--sentences"),
     ):
         (tmp_path / file).unlink()
         if others is not None:
-            np.savez(tmp_path / file, images=others)
+            np.savez_compressed(tmp_path / file, images=others)
+        if message is None:  # more than are taken: their bytes are not unpacked
+            monkeypatch.setattr(np, "load", None)
+            assert len(validation_text((tmp_path / file).parent)[0]) == 200
+            continue
         with pytest.raises(RequestError, match=message):
             validation_text((tmp_path / file).parent)
 

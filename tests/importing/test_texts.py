@@ -18,7 +18,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text import huggingface_tokenizer
-from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer
+from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, rendered
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
 from tests.graphs import search_eagerly
 from tests.importing.text_models import BART, ENCODERS, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
@@ -162,6 +162,31 @@ def test_a_template_runs_in_a_sandbox(template, reason, tmp_path):
     change(folder, "tokenizer_config.json", chat_template=template)
     with pytest.raises(RequestError, match=reason):
         read_huggingface(folder).source.tokenizer.chat_text([{"role": "user", "content": "5"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 2 s"),
+        ("{{ 'a' * 10**9 }}", "MemoryError"), ("{{ 'a'|center(10**9) }}", "MemoryError"),
+        ("{{ " + "-" * 100_000 + "1 }}", "recursion"), ("{{ raise_exception('\x1b[31m\nred') }}", r"\[31m red$"),
+        ("{% set n = namespace(a='a') %}{% for b in range(50) %}{% set n.a = n.a ~ n.a %}{% endfor %}", "MemoryError"),
+        ("{% for a in range(99) %}{{ 'a' * 20000 }}{% endfor %}", "more than 1,000,000 characters"),
+    ],
+)  # fmt: skip
+def test_a_template_has_bounds_of_time_memory_and_text(template, reason):
+    with pytest.raises(RequestError, match=f"^the model's template for chats refuses: .*{reason}"):
+        rendered(template, [{}])
+
+
+def test_ids_of_control_tokens_that_a_file_lacks_are_refused_when_it_opens():
+    text, ids = tokenizer_of_ids("bert"), [*range(20)]
+    HuggingFaceTokenizer.of(text, [*ids[:MASK], 999, *ids[MASK + 1 :]])
+    for more in ({"has_mask": True}, {"chat_template": "4"}):
+        for place in (MASK,) if "has_mask" in more else (START, END):
+            lacking = [*ids[:place], 999, *ids[place + 1 :]]
+            with pytest.raises(ValueError, match="the tokens of a masked line and of a chat"):
+                HuggingFaceTokenizer.of(text, lacking, **more)
 
 
 @pytest.mark.parametrize(("kind", "special"), [("gpt2", "<|endoftext|>"), ("bart", "</s>")])

@@ -1,15 +1,18 @@
 """Files of `torch.save` are read without PyTorch, and nothing in them is called; other tests write them with these."""
 
+import contextlib
 import io
 import pickle
+import pickletools
 import struct
+import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from keras_transformer.importing.tensors import open_torch
+from keras_transformer.importing.tensors import OPERATIONS, open_torch
 
 Arrays = dict[str, np.ndarray]
 
@@ -97,7 +100,7 @@ def test_arrays_come_back_and_nothing_is_called(tmp_path, is_archive):
         pickled = pickle.dumps({"one": Call(Path.touch, seen)}, protocol)
         path = tmp_path / "file"
         path.write_bytes(archive(pickled, {}) if is_archive else row(pickled, {}))
-        with pytest.raises(ValueError, match="it calls .*, which no file of weights needs"):
+        with pytest.raises(ValueError, match="it calls .*, which no file of weights|has the operation"):
             open_torch(path)
     assert not seen.exists()
 
@@ -118,12 +121,14 @@ REFUSED = [
     (archive(state({"one": tensor("0", (2, 3))}), ONE, zipfile.ZIP_DEFLATED), "no compressed files"),
     (archive(state({"one": SWAPPED}), ONE), r"whose numbers stand in order; received the strides \(1, 2\)"),
     (archive(state({"one": b"N"}), ONE), "expected a tensor under 'one'; received NoneType"),
-    (archive(pickle.dumps([1]), {}), "expected a dictionary of tensors; received list"),
+    (archive(pickle.dumps([1], 2), {}), "expected a dictionary of tensors; received list"),
     (row(state({"one": tensor("0", (2, 3), 7, row=True)}), ONE), "has 6 numbers, not 7"),
-    (pickle.dumps({"one": 1}), "no file of `torch.save`"), (b"", "."), (b"\x80\x02X\xff\xff\xff\x7f", "."),
+    (pickle.dumps({"one": 1}, 2), "no file of `torch.save`"), (b"", "."), (b"\x80\x02X\xff\xff\xff\x7f", "."),
     (b"\x80\x02r\xff\xff\xff\x7f.", "."),  # a far place of the memo
-    (archive(b"\x80\x02}U\3onectorch\nSize\ns.", {}), "it calls torch.Size, which no file of weights needs"),
-    (archive(b"\x80\x02}U\3onecos\nFloatStorage\ns.", {}), "it calls os.FloatStorage, which"),
+    (archive(b"\x80\x02cos\nsystem\n.", {}), "it calls os.system"), (archive(b"\x80\x02(b", {}), "."),
+    (archive(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", {}), "it sets attributes"),
+    (archive(b"\x80\x02}" + text("one") + b"ctorch\nSize\ns.", {}), "it calls torch.Size, which no file"),
+    (archive(b"\x80\x02}" + text("one") + b"cos\nFloatStorage\ns.", {}), "it calls os.FloatStorage, which"),
 ]  # fmt: skip
 
 
@@ -132,3 +137,54 @@ def test_what_does_not_fit_is_refused(tmp_path):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ValueError, match=message):
             open_torch(tmp_path / "file")
+
+
+def doubled(share: bytes, again: bytes, times: int = 25) -> bytes:
+    """A pickle of a tuple of 2^times parts, each of which is put away and taken twice."""
+    return b")" + (share + again + b"\x86") * times
+
+
+SHARED = doubled(b"", b"2"), doubled(b"q\0", b"h\0"), doubled(b"r\0\0\0\0", b"j\0\0\0\0")  # DUP; BINGET; LONG_BINGET
+LAUGHS = [  # where Python would ask for the hash or the `repr` of it
+    *(text("storage") + each + text("0") + text("cpu") + number(1) + b"tQ" for each in SHARED),
+    *(each + b"Q" for each in SHARED), *(b"ctorch._utils\n_rebuild_tensor_v2\n(" + each * 6 + b"tR" for each in SHARED),
+    *(b"}" + each + b"Ns" for each in SHARED), *(b"}(" + each + b"Nu" for each in SHARED),
+    *(b"ccollections\nOrderedDict\n(](](" + each + b"NeatR" for each in SHARED),
+    *(b"ccollections\nOrderedDict\n)R" + each + b"Ns" for each in SHARED),
+    *(tensor("0", (2, 3)).replace(number(2) + number(3), each) for each in SHARED),
+    *(tensor("0", (2, 3)).replace(number(3) + number(1), each) for each in SHARED),
+    b")" + b"\x85" * 300_000 + b"q\0}h\0Ns",  # whose hash has no end of the stack
+    *(b"}(" + text("one") + each + b"u" for each in SHARED), *SHARED, b"]" * 300_000,
+]  # fmt: skip
+
+
+def test_a_pickle_that_doubles_itself_is_refused_at_once(tmp_path):
+    for place, laugh in enumerate(LAUGHS):
+        for pickled in (b"\x80\x02" + laugh + b".", state({"one": laugh}), pickle.dumps(["0"], 2)):
+            for content in (archive(pickled, ONE), row(pickled, ONE), row(state({}), ONE) + laugh):
+                (tmp_path / "file").write_bytes(content)
+                begin = time.process_time()
+                with pytest.raises(ValueError, match=r"^.{1,200}$"):
+                    open_torch(tmp_path / "file")
+                assert time.process_time() - begin < 1, place
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "row"])
+def test_the_operations_are_those_that_torch_writes(tmp_path, is_archive):
+    import torch
+
+    layer, written = torch.nn.Linear(300, 250), set()
+    many = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(150)]).state_dict()
+    shared = {"a": layer.weight.data, "b": layer.weight.data, "c": torch.zeros(1, 2, 3), "d": torch.zeros(())}
+    rest = {"step": 2**40, "rate": 0.1, "names": ["a", "b"], "one": [1], "none": None, "on": True, "half": 500}
+    for value in (layer.state_dict(), many, shared, {"a": layer.weight}, {"model": many, **rest}):
+        torch.save(value, tmp_path / "file", _use_new_zipfile_serialization=is_archive)
+        with (
+            zipfile.ZipFile(tmp_path / "file").open("file/data.pkl") if is_archive else (tmp_path / "file").open("rb")
+        ) as file:
+            for _ in range(1 if is_archive else 5):
+                written |= {operation.name for operation, _, _ in pickletools.genops(file)}
+        with contextlib.suppress(ValueError):
+            assert open_torch(tmp_path / "file").places.keys() == value.keys()
+    assert written <= {*OPERATIONS} and {*OPERATIONS} - written <= ({"APPEND", "BININT2"} if is_archive else set())

@@ -14,6 +14,7 @@ import pytest
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text import corpora, named_corpora
+from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
 
@@ -38,7 +39,8 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path, name) -> None:
     assert list(read_lines(tmp_path / name)) == expected
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 8000)
     good = write(tmp_path / "good", ["a", "b"])
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -48,6 +50,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
         ("pipe", None, "pipe is a pipe or a device, .*: give a file"),
         ("cut.gz", gzip.compress(b"a line\n" * 1000)[:-20], r"cut\.gz: broken gzip"),
         ("empty", b"", "empty is empty; expected a sentence a line"),
+        ("long.gz", gzip.compress(b"a" * 9000), r"long\.gz, line 1: longer than 8,000 bytes"),
         ("latin1.de", b"eins\nzwei\nf\xfcnf\n", r"latin1\.de, line 3: not UTF-8; convert"),
     ):
         if content is not None:

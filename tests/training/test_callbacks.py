@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from keras_transformer.bleu import bleu
-from keras_transformer.errors import JobError, Stopped
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.errors import JobError, RequestError, Stopped
+from keras_transformer.run_folder import MAX_METRICS_BYTES, RunFolder
 from keras_transformer.training import callbacks
 from keras_transformer.training import records as progress_line
 from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN
-from keras_transformer.training.records import ProgressLine, Records, read_rows
+from keras_transformer.training.records import MAX_SAMPLES_BYTES, ProgressLine, Records, read_rows
 
 RIGHT = "the cat sat on the mat today"
 
@@ -151,7 +151,16 @@ def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsy
     run = RunFolder(tmp_path)
     run.metrics.write_text(f"step,loss\n5,3\n7,{'9' * 200_000}\n10,2\nx,y\n15,1,more\n")
     assert [row["step"] for row in Records(run, Progress(step=20)).rows] == [5, 10, 15]
-    assert capsys.readouterr().err.startswith(f"warning: {run.metrics}: the line after line 2 is left out (")
+    assert capsys.readouterr().err.startswith(f"warning: {run.metrics}: line 3 is left out (")
+    run.metrics.write_text("step,loss\n5,3\n" + f"7,{'9' * 200_000}\n" * 3)
+    assert [row["step"] for row in read_rows(run)] == [5] and capsys.readouterr().err.endswith("), and 2 more\n")
+    run.metrics.write_text(f"{',' * 100_000}\n" + "1\n" * 100_000)  # 10^10 empty values
+    assert read_rows(run) == []
+    for path, most in ((run.metrics, MAX_METRICS_BYTES), (run.samples, MAX_SAMPLES_BYTES)):
+        path.write_bytes(b"\n" * (most + 1))
+        with pytest.raises(RequestError, match=f"{path.name} is damaged: it is larger than {most:,} bytes"):
+            Records(run, Progress(step=20))
+        path.unlink()
 
 
 def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_path, monkeypatch):

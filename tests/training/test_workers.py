@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -183,19 +184,38 @@ def test_who_does_not_come_is_named_when_the_time_is_over(meet):
     assert re.fullmatch(r"the chief, 127.0.0.1:\d+, did not come in time: .*", str(error))
 
 
-def test_strangers_that_call_the_chief_are_not_heard(meet, monkeypatch):
-    create = socket.create_connection
-    calls = [b"GET / HTTP/1.1\r\n", b'{"worker": 7, "facts": {}}\n', b"\xff\n"]
+def test_strangers_that_call_the_chief_are_not_heard_and_hold_nobody_up(meet, monkeypatch):
+    """A silent one stays connected; others say what is no message, end in the middle of one, or say it in parts."""
+    create, silent = socket.create_connection, []
+    calls = [
+        b"GET / HTTP/1.1\r\n",
+        b'{"worker": 7, "facts": {}}\n',
+        b"\xff\n",
+        b"[" * 90_000 + b"\n",
+        b'{"worker": 1',
+        b"[",
+    ]
+    calls += [
+        b'{"worker": [1], "facts": {}}\n',
+        b"1" * 90_000 + b"\n",
+        b'{"worker": 1}\n',
+        b"{" * devices.MAX_MESSAGE_BYTES,
+    ]
 
     def called_by_strangers_first(address: tuple[str, int], **options: Any) -> socket.socket:
         connection = create(address, **options)
+        if not silent:
+            silent.extend(create(address, **options) for _ in range(devices.MAX_CALLERS + 9))
         if calls:
             connection.sendall(calls.pop())
             connection.shutdown(socket.SHUT_WR)
         return connection
 
     monkeypatch.setattr(socket, "create_connection", called_by_strangers_first)
+    monkeypatch.setattr(devices, "BETWEEN_CALLS", 0.01)
+    begin = time.monotonic()
     assert meet([SAME, SAME], seconds=60) == [None, None] and not calls
+    assert time.monotonic() - begin < devices.MESSAGE_SECONDS
 
 
 def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +16,7 @@ from keras_transformer.decoding.answers import Seen, ranking_of
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
 from keras_transformer.decoding.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
 from keras_transformer.errors import RequestError
+from keras_transformer.files import DAMAGED
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
@@ -79,19 +83,39 @@ def images_of(folder: RunFolder, config: Mapping[str, object]) -> list[Any]:
     Raises:
         RequestError: there are none, or their file is damaged.
     """
+    shape = (config["image_size"], config["image_size"], config["channels"])
+    most = max(1, min(QUICK_TEXTS, MAX_NUMBERS // math.prod(shape)))
     try:
-        with np.load(folder.valid_images, allow_pickle=False) as arrays:
-            images = arrays["images"]
+        with zipfile.ZipFile(folder.valid_images) as archive:
+            images = _first_of(archive, "images.npy", shape, most)
     except FileNotFoundError:
         raise RequestError(
             f"{folder.path} has no validation images, on which an export is certified: import it with --valid-images"
         ) from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (*DAMAGED, zlib.error) as error:
         raise RequestError(f"{folder.valid_images} is damaged: {str(error)[:200]}") from error
-    shape = (config["image_size"], config["image_size"], config["channels"])
-    if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
-        raise RequestError(f"{folder.valid_images}: expected images {shape} of uint8; received {images.shape}")
-    return list(images[: max(1, min(QUICK_TEXTS, MAX_NUMBERS // images[0].size))])
+    return list(images)
+
+
+def _first_of(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], most: int) -> np.ndarray:
+    """The first images of an array, at most `most`. Its header is read before, and what follows them is not unpacked.
+
+    Raises:
+        ValueError, or another of `DAMAGED`: the array holds something else.
+    """
+    entry = archive.getinfo(name)
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("it is compressed in an unknown way")
+    with archive.open(entry) as stream:
+        length = int.from_bytes(stream.read(10)[8:], "little")
+        header = stream.read(length)
+        sizes = ", ".join(map(str, shape))
+        whole = rf"{{'descr': '\|u1', 'fortran_order': False, 'shape': \((\d{{1,9}}), {sizes}\), }} *\n"
+        found = re.fullmatch(whole.encode(), header)
+        if found is None or int(found[1]) == 0:
+            raise ValueError(f"expected images ({sizes}) of uint8; received {header[:80].decode('latin-1')!r}")
+        count = min(int(found[1]), most)
+        return np.frombuffer(stream.read(count * math.prod(shape)), "uint8").reshape(count, *shape)
 
 
 SIGNATURES = (Recognition,)

@@ -29,8 +29,8 @@ def generate(arguments: argparse.Namespace) -> None:
     from keras_transformer.tasks.language_modelling.pipeline import TASK, generator_of
 
     generator = generator_of(open_model(arguments, TASKS[TASK].kind), RunFolder(arguments.run))
-    chat_text = generator.tokenizer.chat_text
-    texts = [chat_text([{"role": "user", "content": each}]) for each in prompts] if arguments.chat else prompts
+    chats = [[{"role": "user", "content": each}] for each in prompts]
+    texts = generator.tokenizer.chat_texts(chats) if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
         print_result("" if answers else prompts[0], end="")
         for text in generator.stream(texts[0], arguments.tokens, options):

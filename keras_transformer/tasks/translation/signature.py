@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,9 @@ from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
+
+
+MOST_LINES = 100_000  # of a run's validation text, from which some are drawn
 
 
 class Translation(Searching):
@@ -68,7 +72,8 @@ class Translation(Searching):
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
             raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
-        return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+        source, target = (islice(read_lines(path), MOST_LINES) for path in (folder.valid_source, folder.valid_target))
+        return list(source), list(target)
 
     @classmethod
     def searched(cls, pipeline: Translator, texts: Sequence[str], decoding: Decoding) -> Searched:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
 SHOWN_CHARACTERS = 60  # as much of an example is shown
-MAX_JSON_BYTES, MAX_LINES = 1_000_000, 10**12
+MAX_JSON_BYTES, MAX_LINES, MAX_SHARDS = 1_000_000, 10**12, 100_000
 A_LINE = text(re.compile("[^\n\ud800-\udfff]*"), "a line")
 
 
@@ -194,7 +194,10 @@ class DistilledText:
         return [self.shards / f"{number:06}.jsonl" for number in range(num_shards)]
 
     def _made_of(self) -> Config:
-        return _read(self.made_of, having(shard_lines=whole(1, MAX_LINES), lines=whole(1, MAX_LINES)))
+        making = _read(self.made_of, having(shard_lines=whole(1, MAX_LINES), lines=whole(1, MAX_LINES)))
+        if making["lines"] > MAX_SHARDS * making["shard_lines"]:
+            raise _damaged(self.made_of, f"expected at most {MAX_SHARDS:,} shards")
+        return making
 
     def _report(self) -> Config:
         return _read(self.report, dict)
