@@ -228,13 +228,17 @@ def check_utf8(arguments: Iterable[str]) -> None:
             raise RequestError(f"expected arguments and names of files in UTF-8; received {shown}: rename the file")
 
 
+def _for_tensor(error: Exception) -> str:
+    """For which tensor memory ran out, if TensorFlow's error tells."""
+    tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
+    return f" for a {tensor[0]}" if tensor else ""
+
+
 def exit_status(command: Callable[[], object], arguments: Sequence[str] | None = None) -> int:
     """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
 
-    Standard output is UTF-8, whatever the environment says.
-
     Args:
-        command: what to run.
+        command: what to run. Its standard output is UTF-8, whatever the environment says.
         arguments: the arguments of the command line, which must be UTF-8; by default those of this process.
 
     Returns:
@@ -248,7 +252,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
         check_utf8(sys.argv[1:] if arguments is None else arguments)
         with _stoppable():
             command()
-        print_result("", end="")  # what others printed
+            print_result("", end="")  # what others printed
         return 0
     except RequestError as error:
         _tell("error", error)
@@ -266,8 +270,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
     except Exception as error:
         if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's error; TensorFlow may not be imported
             raise
-        tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
-        say(f"error: out of memory{f' for a {tensor[0]}' if tensor else ''}: take smaller batches, or a smaller model")
+        say(f"error: out of memory{_for_tensor(error)}: take smaller batches, or a smaller model")
         return 1
     finally:
         _write(sys.stdout, "")  # such as help, which `| head` may have left

@@ -373,7 +373,7 @@ KINDS = [
     )),
     Kind("items.txt", golden("next-item"), "items.txt", lambda folder: Items.load(folder / "items.txt"), "text"),
     *(Kind(name, golden("translation"), name, read_records, "text") for name in ("metrics.csv", "samples.txt")),
-    *(Kind(f"checkpoint: {part}", checkpoint, f"{part}.npz", read_checkpoint, "bytes") for part in ("weights", "state")),
+    *(Kind(f"checkpoint: {one}", checkpoint, f"{one}.npz", read_checkpoint, "bytes") for one in ("weights", "state")),
     Kind("tokenizer.model", corpus, "tokenizer.model", read_tokenizer, "bytes", library=True),
     *(Kind(f"tokenizer.json of {model}", foreign_tokenizer(model), "tokenizer.json", read_tokenizer)
       for model in ("bert-tokens", "gpt2")),

@@ -169,7 +169,7 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, capsys)
 
     (golden("windows") / "model.keras").unlink()
     for run, flags, message in (
-        (golden("translation"), "--beams 0", "num_beams"),
+        (golden("translation"), "--beams 0", "--beams: must be a whole number"),
         (golden("translation"), "--references some", "give both"),
         (golden("translation"), "--format saved_model --precision int8", "saved_model has no int8"),
         (golden("bahdanau"), "--format onnx ctranslate2", "with Additive there"),
