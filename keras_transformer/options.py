@@ -88,17 +88,6 @@ class Option:
         return self.kind if isinstance(self.kind, str) else ""
 
     @property
-    def expected(self) -> str:
-        """The values that are allowed, in words."""
-        if self.kind is bool:
-            return "true or false"
-        bounds = f" from {self.least:,}" if self.least > -math.inf else ""
-        bounds += f" to {self.most:,}" if self.most < math.inf else ""
-        bounds = f" of at least {self.least:,} and less than {self.below:,}" if self.below < math.inf else bounds
-        bounds += ", or a list of such" if self.is_list else ""
-        return ("an integer" if self.kind is int else "a number") + bounds
-
-    @property
     def schema(self) -> Schema:
         """The values that are allowed, but for parts and lists."""
         numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
@@ -116,7 +105,8 @@ class Option:
         if self.is_list and isinstance(value, list | tuple) and value:
             return [replace(self, is_list=False).checked(name, each) for each in value]
         if not self.schema.holds(value):
-            raise Fault(f"{{{name}}} must be {self.expected}", {name: shown(value)})
+            expected = self.schema.expected + ", or a list of such" * self.is_list
+            raise Fault(f"{{{name}}} must be {expected}", {name: shown(value)})
         return float(value) if self.kind is float else value
 
     def parsed(self, text: str) -> Any:

@@ -64,7 +64,7 @@ def test_a_class_or_its_name_makes_the_same_model(maxout):
     assert by_name.arguments()["feed_forward"] == {"name": "maxout", "pieces": 2}
     by_class.set_weights(by_name.get_weights())
     np.testing.assert_array_equal(by_class(inputs), by_name(inputs))
-    with pytest.raises(ValueError, match="`feed_forward:pieces` must be an integer from 1 to 16. Received"):
+    with pytest.raises(ValueError, match="`feed_forward:pieces` must be a whole number from 1 to 16. Received"):
         Transformer(**SIZES, feed_forward={"name": "maxout", "pieces": 17})
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_registered_is_refused(maxout):
         "`name` must be a new one": ("feed_forward", "standard", maxout),
         "`part_class` must be a class of layers": ("feed_forward", "other", dict),
         "`options` must be arguments of Maxout": ("feed_forward", "maxout", maxout, {"depth": family.Option(1, "")}),
-        "must be an integer from 3": ("feed_forward", "maxout", maxout, {"pieces": family.Option(2, "", least=3)}),
+        "must be a whole number from 3": ("feed_forward", "maxout", maxout, {"pieces": family.Option(2, "", least=3)}),
     }
     first = next(iter(family.SLOTS["feed_forward"]))
     for message, (slot, name, *rest) in wrong.items():

@@ -26,6 +26,8 @@ REFUSED: list[tuple[schema.Allowed, object, str]] = [
     (SOME, {"size": HUGE}, "expected a whole number from 1 to 9 under 'size'; received [["),
     (SOME, {"size": 1, "names": ["a", ""]}, "expected 1 to 3 characters in a line under 'names[1]'; received ''"),
     (SOME, {"size": 1, "names": []}, "expected a list of 1 to 2 under 'names'; received []"),
+    (SOME, {"names": ["a"]}, "expected an object with the keys size; received {'names': ['a']}"),
+    (or_null(list_of(int)), [1, None], "expected a whole number under '[1]'; received None"),
     (SOME, {"size": 1, "more": 2}, "expected only known keys; received 'more'"),
     (having(a=having(b=bool)), {"a": {"b": 1}}, "expected true or false under 'a.b'; received 1"),
     (object_of({}, others=bool, names=object), {"\x1b" * 999: 1}, "expected true or false under '\\u001b\\u001b"),

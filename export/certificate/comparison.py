@@ -18,14 +18,14 @@ from keras_transformer import family, tasks
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularies
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
-from keras_transformer.decoding.search_options import OF_A_MODEL, VALUES, Decoding
+from keras_transformer.decoding.search_options import DECODING, Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.decoding.signatures import Searching
 from keras_transformer.errors import RequestError, say
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
-from keras_transformer.schema import Schema, having, list_of, object_of, or_null, parse_json, read_json, whole
+from keras_transformer.schema import Schema, having, list_of, object_of, parse_json, read_json, whole
 from keras_transformer.tasks import task_named
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.tokenizer import Tokenizer
@@ -45,7 +45,6 @@ NUM_STORED = 8  # how many texts are kept beside the probes
 MAX_BYTES = 2**26  # the largest certificate.json
 SIZES = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "image_size", "channels")
 SIZE, IDS = whole(0, 2**31 - 1), list_of(whole(0, 2**31 - 1))
-DECODING = object_of({}, {name: VALUES[name] for name in OF_A_MODEL} | {"n_best": or_null(whole(1))})
 SEARCHES = list_of(having(decoding=DECODING, texts=list_of(dict)), 1)
 KEPT = object_of(
     {"kind": str, "run": object_of({"model": str}, others=str), "entries": list_of(having(name=str))},
@@ -139,7 +138,8 @@ class KeptCertificate:
             self.about: dict[str, str] = self.content["run"]
             self.names = [entry["name"] for entry in self.content["entries"]]
             self.beginning = parse_json(self.about.get("beginning", "[]"), IDS)
-            self.decoding = Decoding(**parse_json(self.about.get("decoding", "{}"), DECODING))
+            decoding = self.about.get("decoding")  # none of a model that does not search
+            self.decoding = Decoding() if decoding is None else Decoding(**parse_json(decoding, DECODING))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
             options = family.KINDS[self.content["kind"]].arguments
             sizes = {name: options[name].schema for name in SIZES if name in options}

@@ -16,14 +16,14 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_models import Halves
 from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, check, once
-from keras_transformer.decoding.search_options import OF_A_MODEL, VALUES, SearchOptions, require
+from keras_transformer.decoding.search_options import DECODING, OF_A_MODEL, SearchOptions, require
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, object_of, one_of, or_null, parse_json, whole
+from keras_transformer.schema import having, list_of, one_of, or_null, parse_json, whole
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
@@ -31,7 +31,6 @@ SIZES, SIZE = ("max_source_length", "vocabulary_size", "num_control_ids"), whole
 # What a graph must tell.
 OF_GRAPH = having(decoding=str, model=str, precision=one_of(PRECISIONS))
 MODEL = having(**dict.fromkeys(SIZES, SIZE), source_vocabulary_size=or_null(SIZE))
-DECODING = object_of({name: VALUES[name] for name in OF_A_MODEL}, {"n_best": or_null(whole(1))}, others=object)
 FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs

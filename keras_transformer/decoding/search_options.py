@@ -27,6 +27,7 @@ VALUES: dict[str, Schema] = {
     "batch_size": whole(1),
     "split": one_of((*WAYS_TO_SPLIT, *OTHER_SPELLINGS), told=" or ".join(map(repr, WAYS_TO_SPLIT))),
 }
+DECODING = object_of({name: VALUES[name] for name in OF_A_MODEL}, {"n_best": or_null(whole(1))})
 OWN_SEARCH = object_of(
     {}, {name: or_null(VALUES[name]) for name in OF_A_MODEL} | {"num_beams": or_null(whole(1, MAX_OWN_BEAMS))}
 )
