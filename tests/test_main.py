@@ -192,6 +192,16 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert exit_status(swallowing) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
     assert exit_status(lambda: say("the next command")) == 0
+
+
+def test_what_a_file_says_is_told_in_one_line_that_can_be_printed(capsys):
+    def refuse() -> None:
+        raise RequestError("expected a model; received \x1b[31m\r\nred" + "x" * 9_000)
+
+    assert exit_status(refuse, []) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: expected a model; received \\u001b[31m\\u000d\\u000aredxxx") and len(err) < 2_100
+    assert exit_status(lambda: Path("x" * 9_000).stat(), []) == 2
     assert signal.getsignal(signal.SIGTERM) is before
 
 
