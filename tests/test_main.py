@@ -192,6 +192,7 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert exit_status(swallowing) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
     assert exit_status(lambda: say("the next command")) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_a_file_says_is_told_in_one_line_that_can_be_printed(capsys):
@@ -202,7 +203,6 @@ def test_what_a_file_says_is_told_in_one_line_that_can_be_printed(capsys):
     err = capsys.readouterr().err
     assert err.startswith("error: expected a model; received \\u001b[31m\\u000d\\u000aredxxx") and len(err) < 2_100
     assert exit_status(lambda: Path("x" * 9_000).stat(), []) == 2
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder, translator):
