@@ -51,7 +51,7 @@ SIGNS = (b"PK\1\2", b"PK\3\4", b"PK\5\6")  # of the parts of an archive
 KNOWN = {
     "config.json of translation": [108], "config.json of images": [96], "config.json of answers": [141],
     "config.json to resume images": [86], "config.json to resume masked-tokens": [18],
-    "config.json with modules": [0, 4], "metrics.csv": [1, 10], "cache/train/meta.json": [19, 25, 118],
+    "config.json with modules": [0, 4], "metrics.csv": [1, 10, 2305], "cache/train/meta.json": [19, 25, 118],
     "cache/train/source.offsets": [12, 15, 34], "cache/train/target.offsets": [93],
     "pytorch_model.bin of marian, row": [19], "tokenizer.json of bert-labels, license": [32, 62, 257],
     "tokenizer.json of bart, license": [42, 238], "modules.json of bert, pooled": [59, 111, 137, 148],

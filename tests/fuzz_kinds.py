@@ -337,6 +337,7 @@ def answer(verb: str, name: str, folder: Path) -> int:
     return main([verb, str(folder / name), "--engine", "onnx", "--threads", "1"])
 
 
+CHECKPOINT = "weights.npz", "state.npz"
 WEIGHTS = {"0000-kernel": ((3, 4), "float32"), "0001-seed": ((2,), "int64")}  # of a checkpoint
 TASKS = "translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts"
 CONFIG, MODEL, PROBES, GRAPH = "config.json", "model.keras", "run/cache/onnx-*/*.json", "run/cache/onnx-*/*.onnx"
@@ -373,7 +374,7 @@ KINDS = [
     )),
     Kind("items.txt", golden("next-item"), "items.txt", lambda folder: Items.load(folder / "items.txt"), "text"),
     *(Kind(name, golden("translation"), name, read_records, "text") for name in ("metrics.csv", "samples.txt")),
-    *(Kind(f"checkpoint: {one}", checkpoint, f"{one}.npz", read_checkpoint, "bytes") for one in ("weights", "state")),
+    *(Kind(f"checkpoint's {name}", checkpoint, name, read_checkpoint, "bytes") for name in CHECKPOINT),
     Kind("tokenizer.model", corpus, "tokenizer.model", read_tokenizer, "bytes", library=True),
     *(Kind(f"tokenizer.json of {model}", foreign_tokenizer(model), "tokenizer.json", read_tokenizer)
       for model in ("bert-tokens", "gpt2")),

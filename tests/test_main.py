@@ -241,6 +241,16 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_a_file_says_is_told_in_one_line_that_can_be_printed(capsys):
+    def refuse() -> None:
+        raise RequestError("expected a model; received \x1b[31m\r\nred" + "x" * 9_000)
+
+    assert exit_status(refuse, []) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: expected a model; received \\u001b[31m\\u000d\\u000aredxxx") and len(err) < 2_100
+    assert exit_status(lambda: Path("x" * 9_000).stat(), []) == 2
+
+
 def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder, translator):
     options = f"translate {run_folder} --batch-size 1 --beams 1 --max-length 4".split()
     command, pipe = [sys.executable, "-m", "keras_transformer", *options], subprocess.PIPE

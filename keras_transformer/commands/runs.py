@@ -80,7 +80,7 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
         return
     print_result("last metrics:")
     for name, value in rows[-1].items():
-        print_result(f"  {printable(name)}: {printable(value)}")
+        print_result(f"  {name}: {value}")
     best = max(rows, key=lambda row: number(row.get("val_bleu")))
     if best.get("val_bleu"):
         print_result(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")

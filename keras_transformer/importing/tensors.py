@@ -39,7 +39,7 @@ ENTRY = object_of({
     "dtype": one_of(TYPES), "shape": list_of(whole(0), 0, MAX_AXES), "data_offsets": list_of(whole(0), 2, 2)
 })  # fmt: skip
 HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
-MAX_PICKLE_BYTES = 4 * 2**20  # of one file; an index of files may name many
+MAX_PICKLE_BYTES = 4 * 2**20  # an index may name many such files
 # The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
 OPERATIONS = (
     "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPERSID", "BINPUT", "BINUNICODE",

@@ -37,8 +37,8 @@ MAX_ID = 2**31 - 1
 MAX_TEMPLATE = 200_000  # characters
 # What a template may take for a chat.
 MAX_CHAT = 1_000_000  # characters
-CHAT_SECONDS = 2  # of the processor
-CHAT_BYTES = 2**28  # of memory
+CHAT_SECONDS = 2  # the processor's
+CHAT_BYTES = 2**28  # more memory than the process has at its beginning
 UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER} a \N{SNOWMAN}\N{COMET}"
 STORED = object_of({"ids": list_of(whole(0, MAX_ID)), "has_mask": bool, "tokenizer": str}, {"chat_template": str})
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
@@ -285,7 +285,7 @@ def render() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (taken + CHAT_BYTES, taken + CHAT_BYTES))
     texts = []
     try:
-        signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)  # of the processor; then a signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)  # the processor's; then a signal ends the process
         parsed = environment.from_string(template)
         for chat in chats:
             signal.setitimer(signal.ITIMER_PROF, CHAT_SECONDS)

@@ -291,8 +291,8 @@ def _heard_of(server: socket.socket, workers: range, end: float) -> dict[int, tu
 
 def _read_on(caller: socket.socket, begun: dict[socket.socket, bytes]) -> Any:
     """The line of JSON that a caller has ended; None if more is to come. Raises OSError or ValueError for another."""
-    part = caller.recv(MAX_MESSAGE_BYTES)
-    line = begun.pop(caller) + part
+    line = begun.pop(caller)  # before anything fails
+    line += (part := caller.recv(MAX_MESSAGE_BYTES))
     if part and not part.endswith(b"\n") and len(line) < MAX_MESSAGE_BYTES:
         begun[caller] = line
         return None

@@ -177,6 +177,7 @@ def test_a_damaged_file_of_a_text_is_named_and_made_again_once_it_is_gone(untrai
     lines = [b"\xff", b"3", b'["x"]', b"[1, true]", b'["x", 1]', b'["a\\nb", true]', b'["\\ud800", true]']
     for path, content in [
         *((made_of, content) for content in (b"{", b"[" * 100_000, json.dumps({**making, "shard_lines": 0}).encode())),
+        (made_of, json.dumps({**making, "shard_lines": 1, "lines": 10**12}).encode()),
         *((shard, content) for content in (whole[shard][:-5], whole[shard] + first, b"")),
         *((shard, whole[shard].replace(first, line, 1)) for line in lines),
     ]:

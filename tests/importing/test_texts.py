@@ -204,6 +204,10 @@ def test_lists_of_tokens_and_merges(kind, special, tmp_path):
     change(folder, "added_tokens.json", **{special: 11})
     with pytest.raises(RequestError, match="expected an id of its own"):
         read_huggingface(folder)
+    for id in (2**31, 1, "1"):  # the library takes memory for 2^31 ids, or panics
+        change(folder, "vocab.json", the=id)
+        with pytest.raises(RequestError, match=r"vocab\.json is damaged: expected the ids from 0 on, each once"):
+            read_huggingface(folder)
 
 
 def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly, monkeypatch, capsys):

@@ -21,7 +21,7 @@ from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_
 from keras_transformer.text.tokenizer import END
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
-MAX_BYTES = 2**30  # the largest file of names
+MAX_BYTES = 2**28  # the largest file of names
 History = list[str]  # the items of a user, the oldest first
 # What a header may call a column, without capitals, underscores, and RecBole's type after a colon.
 COLUMNS = {

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 
-MOST_LINES = 100_000  # of a run's validation text, from which some are drawn
+MOST_LINES = 100_000  # the beginning of a run's validation text, from which some are drawn
 
 
 class Translation(Searching):
