@@ -22,6 +22,8 @@ from keras_transformer.files import DAMAGED, check_writable, checked_weights, nu
 from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG
+from keras_transformer.run_config import FORMAT as FORMAT
+from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
 from keras_transformer.run_config import versions
 from keras_transformer.tasks import TASKS, task_named, task_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from keras_transformer import folders
 from keras_transformer.errors import RequestError, Stopped
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.training.request import open_run, settled_folder
 from keras_transformer.training.run import begun
@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def new_run(folder: RunFolder, **given: Any) -> Any:
-    config = {"model": {}, "settings": {"seed": 2}}
+    config = {**(read_config(folder) if folder.is_run() else {"model": {}}), "settings": {"seed": 2}}
     settings = Settings(**{"overwrite": True, **given})
     return SimpleNamespace(folder=folder, settings=settings, config=config, is_chief=True, is_resumed=False)
 
