@@ -176,7 +176,7 @@ def _is_lost(path: Path, scratch: Path) -> bool:
 def _clear(scratch: Path, path: Path, held: int | None) -> None:
     try:
         if _is_lost(path, scratch):
-            (scratch / OLD / LOCK).unlink(missing_ok=True)  # of `locked`
+            (scratch / OLD / LOCK).unlink(missing_ok=True)  # `locked` has left it
             (scratch / OLD).rename(path)
         shutil.rmtree(scratch, ignore_errors=True)
     finally:
