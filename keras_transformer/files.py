@@ -31,7 +31,7 @@ def write_whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written. The error names `path`.
     """
-    aside = beside(path)  # of the same suffix, on which Keras and NumPy depend
+    aside = beside(path)  # Keras and NumPy depend on the suffix
     try:
         yield aside
         with aside.open("rb") as file:

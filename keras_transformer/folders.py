@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import platform
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -66,7 +65,7 @@ def lock(folder: Path) -> int | None:
             return None
         if _is_open(path, descriptor):
             os.truncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
             stack.pop_all()
             return descriptor
     return lock(folder)  # whoever held the lock has just removed that file
@@ -177,7 +176,7 @@ def _is_lost(path: Path, scratch: Path) -> bool:
 def _clear(scratch: Path, path: Path, held: int | None) -> None:
     try:
         if _is_lost(path, scratch):
-            (scratch / OLD / LOCK).unlink(missing_ok=True)  # of `locked`
+            (scratch / OLD / LOCK).unlink(missing_ok=True)  # `locked` has left it
             (scratch / OLD).rename(path)
         shutil.rmtree(scratch, ignore_errors=True)
     finally:

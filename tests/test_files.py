@@ -146,7 +146,7 @@ def test_what_is_written_has_the_modes_that_the_user_wants(tmp_path):
 def test_a_lock_is_one_processs_and_goes_with_it(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
-    told = f"^{folder} is being written by process {os.getpid()} on .+: wait for its end, stop it, or leave$"
+    told = f"^{folder} is being written by process {os.getpid()} on {os.uname().nodename}: wait .*, or leave$"
     with folders.locked(folder):
         for _ in range(2):
             with pytest.raises(RequestError, match=told), folders.locked(folder, "leave"):
@@ -157,10 +157,20 @@ def test_a_lock_is_one_processs_and_goes_with_it(tmp_path, monkeypatch):
         (folder / folders.LOCK).write_text("\x1b[31m")
         with pytest.raises(RequestError, match="is being written by another process: "), folders.locked(folder):
             pass
-    (folder / folders.LOCK).touch()  # a killed process has left it
-    with folders.locked(folder):
-        assert names_in(folder) == [folders.LOCK]
-    assert not names_in(folder)
+    (folder / folders.LOCK).write_text("process 12345 on another machine" * 3)  # a killed process has left it
+    lock = fcntl.flock
+
+    def late(*given):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        (folder / folders.LOCK).unlink()  # its process gives the lock back just now
+        lock(*given)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    for _ in range(2):
+        with folders.locked(folder), pytest.raises(RequestError, match=told), folders.locked(folder, "leave"):
+            pass
+        assert not names_in(folder)
+        (folder / folders.LOCK).write_text("process 12345 on another machine" * 3)
 
 
 def test_without_locks_folders_are_written_and_come_back(tmp_path, monkeypatch):
@@ -171,6 +181,6 @@ def test_without_locks_folders_are_written_and_come_back(tmp_path, monkeypatch):
     assert folders.found(folder).is_dir() and names_in(tmp_path) == ["folder"]
     with pytest.raises(OSError, match="^mine$"), folders.locked(folder):
         raise OSError("mine")
-    with folders.whole_folder(folder) as aside:
+    with folders.whole_folder(folder) as aside, folders.whole_folder(folder):
         (aside / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "new"]

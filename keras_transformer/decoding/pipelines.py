@@ -292,9 +292,7 @@ class Pipeline:
         path = Path(folder)
         check_place(path, overwrite)
         sections = {"corpus": {}, **self.sections()}
-        write_run(
-            path, overwrite, self.task, twin_of(self.model), sections, lambda run: self.save_vocabularies(run.path)
-        )
+        write_run(path, overwrite, self.task, twin_of(self.model), sections, lambda to: self.save_vocabularies(to.path))
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """The attentions of what a command line gives.

@@ -54,9 +54,7 @@ def write_translator(
     if sentences_per_line > 1:
         corpus["sentences_per_line"] = sentences_per_line
     sections = {**{name: content for name, content in (sections or {}).items() if content}, "corpus": corpus}
-    write_run(
-        path, overwrite, "translation", twin, sections, lambda run: _write_text(run, twin, tokenizers, validation)
-    )
+    write_run(path, overwrite, "translation", twin, sections, lambda to: _write_text(to, twin, tokenizers, validation))
 
 
 def _check_vocabularies(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
