@@ -47,7 +47,9 @@ def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
     losses = column(place / "whole", "val_loss")
     assert losses[-1] < 0.7 * losses[0]
     interrupt(str(place / "whole"), str(place / "begun"), 60)
+    (left := place / "begun" / "checkpoints" / ".timing-3f2").mkdir()
     assert "resuming at step 30\n" in trained(place, "--resume --out begun", with_graph=True)
+    assert not left.exists(), "what a killed process left"
     assert_same_end(place / "whole", place / "begun", 60)
     with pytest.raises(SystemExit):
         main(["train", "tagging", "--help"])

@@ -14,6 +14,7 @@ from keras_transformer.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import timing
+from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.flags import parser
 from keras_transformer.training.resolution import learning_rate, with_steps
 from keras_transformer.training.timing import Estimate
@@ -23,12 +24,13 @@ from tests.training.runs import assert_same_end, trained
 
 def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatch):
     """The timed steps leave nothing behind. The run is timed, and then told that a step takes a second."""
-    estimate, tiny = timing.estimate, tiny_flags(tmp_path, Path("unused"))
+    estimate, tiny, timed = timing.estimate, tiny_flags(tmp_path, Path("unused")), list[str]()
     place = tiny.index("--warmup-steps")
     flags = " ".join([*tiny[:place], *tiny[place + 2 :], "--checkpoint-every 2 --dropout 0.2 --ema 0.9"])
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         patch.setattr(timing, "MOST_STEPS", 2)
+        patch.setattr(timing, "Checkpoints", lambda folder: (timed.append(folder.name), Checkpoints(folder))[1])
         patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
         told = trained(tmp_path, f"{flags} --hours {5 / 3600} --out hours")
     settings = read_config(tmp_path / "hours")["settings"]
@@ -36,6 +38,7 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
     assert "about 0:00:05 on this machine: 3 steps" in told
     same = f"--warmup-steps 1 --learning-rate-factor {settings['learning_rate_factor']} --steps 3"
     assert "on this machine" not in trained(tmp_path, f"{flags} {same} --out steps"), "it is too short to be timed"
+    assert timed and all(name.startswith(".") for name in timed), "who is killed leaves what the next start removes"
     assert settings == read_config(tmp_path / "steps")["settings"], "--resume needs no hours"
     assert_same_end(tmp_path / "steps", tmp_path / "hours", 3)
 
