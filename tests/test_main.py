@@ -192,14 +192,16 @@ def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
     assert len(refused) > 30 and not [message for message in refused if "\n" in message]
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "compare"])
-def test_a_tokenizer_that_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
+@pytest.mark.parametrize("verb", ["evaluate", "compare", "translate"])
+def test_what_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
     monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
     text = tmp_path / "text"
     text.write_text("two dogs\n")
     others = [tmp_path / "run"] if verb == "compare" else []
-    status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense")
-    assert status == 2 and "error: expected a tokenizer among" in err and err.count("\n") == 1
+    words = [*others, "--source", text, "--reference", text, "--tokenize", "nonsense"]
+    status, _, err = run(verb, *(["--prefix", "nowhere"] if verb == "translate" else words), stdin=SOURCE)
+    told = "no such file: nowhere" if verb == "translate" else "expected a tokenizer among"
+    assert status == 2 and f"error: {told}" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

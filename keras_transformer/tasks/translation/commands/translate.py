@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import TextLines, counted, read_both
@@ -68,15 +70,20 @@ def translate(arguments: argparse.Namespace) -> None:
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments, own_search_of(arguments))
-    translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
+    prefixes = None if arguments.prefix is None else begun(read_lines(arguments.prefix))
+    translator = open_translator(arguments, options, has_prefixes=prefixes is not None)
     options = search_options(arguments, translator.search)
     source = TextLines(sys.stdin.buffer)
-    prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
     translations = counted(translator.stream(source, options, prefixes), "lines")
     for number, hypotheses in enumerate(translations):
         lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
         print_result(lines, end="")
     source.tell_of_invalid()
+
+
+def begun(lines: Iterator[str]) -> Iterator[str]:
+    """Lines, of which the first is read now: a file that is not there is refused before a model is loaded."""
+    return chain([*islice(lines, 1)], lines)
 
 
 def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespace) -> str:
