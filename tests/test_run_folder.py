@@ -18,6 +18,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
+from keras_transformer.run_config import FORMAT, MAX_CONFIG_BYTES
 
 
 def of_model(**changes: object) -> Callable[[dict], dict]:
@@ -46,7 +47,7 @@ KINDS = ", ".join(family.KINDS)
 # What values a model's arguments may have is tested in test_family.
 DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "not JSON": ("{", "Expecting"),
-    "too large": (b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES, "larger than 1,"),
+    "too large": (b'{"format": 1, "model": {}, "settings": {}}' + b" " * MAX_CONFIG_BYTES, "larger than 1,"),
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
@@ -154,7 +155,7 @@ def test_a_config_is_written_in_the_present_format_with_the_version_that_wrote_i
     before = runs.read_config(run_folder)
     versions = {"keras": "3", "keras-transformer": "0.1.0"}
     runs.write_config(runs.RunFolder(run_folder), {**before, "format": 1, "versions": versions})
-    assert json.loads((run_folder / "config.json").read_text())["format"] == runs.FORMAT == 2
+    assert json.loads((run_folder / "config.json").read_text())["format"] == FORMAT == 2
     versions["keras-transformer"] = keras_transformer.__version__
     assert runs.read_config(run_folder) == {**before, "versions": versions}
 

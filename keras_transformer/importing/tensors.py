@@ -275,11 +275,12 @@ class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     dispatch = _Operations()
 
     def _make_dictionary(self) -> None:
-        self.append(Entries())
+        self.append(Entries())  # type: ignore[attr-defined]
 
     def _drop_attributes(self) -> None:
-        self.stack.pop()
-        if type(self.stack[-1]) is not Entries:
+        stack: list[object] = self.stack  # type: ignore[attr-defined]
+        stack.pop()
+        if type(stack[-1]) is not Entries:
             raise ValueError("it sets attributes, which no file of weights needs")
 
     dispatch[pickle.EMPTY_DICT[0]] = _make_dictionary

@@ -217,6 +217,7 @@ def test_the_graphs_that_were_used_last_are_kept(tmp_path, monkeypatch):
         def write(_: Any, graphs: Graphs) -> None:
             built.append(name)
             for path in (graphs.main, graphs.probes):
+                assert path is not None
                 path.touch()
 
         assert graph_cache.graphs_for(arguments, [], iter(()), lambda: graphs, write) == graphs

@@ -138,7 +138,7 @@ def test_verify_uses_an_option_or_refuses_it(tmp_path, capsys):
     for action in parser._actions[2:]:  # the first are --help and the run
         if (flag := action.option_strings[0]) == "--verify":
             continue
-        given = [flag, *([] if action.nargs == 0 else [str([*(action.choices or "1")][0])])]
+        given = [flag, *([] if action.nargs == 0 else [str(next(iter(action.choices or "1")))])]
         for run in ([], [str(tmp_path)]):
             assert main([*run, "--verify", str(tmp_path), *given]) == 2
             error, is_used = capsys.readouterr().err, run and action.dest in command.TO_VERIFY_BY_RUN

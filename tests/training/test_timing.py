@@ -27,10 +27,15 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
     estimate, tiny, timed = timing.estimate, tiny_flags(tmp_path, Path("unused")), list[str]()
     place = tiny.index("--warmup-steps")
     flags = " ".join([*tiny[:place], *tiny[place + 2 :], "--checkpoint-every 2 --dropout 0.2 --ema 0.9"])
+
+    def checkpoints(folder: Path) -> Checkpoints:
+        timed.append(folder.name)
+        return Checkpoints(folder)
+
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         patch.setattr(timing, "MOST_STEPS", 2)
-        patch.setattr(timing, "Checkpoints", lambda folder: (timed.append(folder.name), Checkpoints(folder))[1])
+        patch.setattr(timing, "Checkpoints", checkpoints)
         patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
         told = trained(tmp_path, f"{flags} --hours {5 / 3600} --out hours")
     settings = read_config(tmp_path / "hours")["settings"]
