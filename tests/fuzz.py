@@ -55,7 +55,7 @@ KNOWN = {
     "cache/train/source.offsets": [12, 15, 34], "cache/train/target.offsets": [93],
     "pytorch_model.bin of marian, row": [19], "tokenizer.json of bert-labels, license": [32, 62, 257],
     "tokenizer.json of bart, license": [42, 238], "modules.json of bert, pooled": [59, 111, 137, 148],
-    "kept probes": [89, 101], "kept graph": [145],
+    "kept probes": [89, 101, 1752], "kept graph": [145, 3036],
 }  # fmt: skip
 HOLE = "a hole in the text"
 

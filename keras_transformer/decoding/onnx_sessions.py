@@ -55,7 +55,7 @@ def open_session(
         ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # fatal: what is an error is raised, and told in a line of ours
     options.enable_mem_reuse = plans_memory
     try:
         session = onnxruntime.InferenceSession(path, options, providers=_providers(provider, captures))
