@@ -232,7 +232,7 @@ def test_the_graphs_that_were_used_last_are_kept(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"onnx-a", *(f"ensemble-{name}" for name in "defgh")}
     ask("ensemble-i", 60)
     ask("ensemble-e", 0)
-    assert {path.name[-1] for path in tmp_path.iterdir()} == {"a", "e", *"dfgh", "i"} and built[-1] == "i"
+    assert {path.name[-1] for path in tmp_path.iterdir()} == {"a", "e", *"dfgh", "i"} and built[-1] == "ensemble-i"
     ask("ensemble-j", 0)
     assert {path.name for path in tmp_path.iterdir()} == {"onnx-a", *(f"ensemble-{name}" for name in "eij")}
 

@@ -11,11 +11,12 @@ import pytest
 
 import keras_transformer
 import train
-from keras_transformer import folders
+from keras_transformer import folders, run_folder
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
@@ -146,22 +147,28 @@ def test_a_run_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the
 ):
     """Whichever step was its last; imports write in the same way. And one that appears meanwhile is refused."""
     run, old = RunFolder(tmp_path / "runs" / "run"), names_in(built_run)
-    monkeypatch.setattr("keras_transformer.run_folder.save_model", lambda run, _: run.model.touch())
+    monkeypatch.setattr(run_folder, "save_model", lambda run, _: run.model.touch())
+    monkeypatch.setattr(run_folder, "count_parameters", lambda _: 0)
+
+    def save() -> None:
+        sections: Config = {"corpus": {}}
+        run_folder.write_run(run.path, True, "translation", translator.model, sections, lambda to: to.items.touch())
+
     for steps in itertools.count():
         shutil.rmtree(run.path.parent, ignore_errors=True)
         shutil.copytree(built_run, run.path)
         is_killed = True
         with killed_after(steps):
-            translator.save(run.path, overwrite=True)
+            save()
             is_killed = False
-        assert folders.contents(RunFolder(run.path).path) in (old, OWN)
-        translator.save(run.path, overwrite=True)
-        assert names_in(run.path) == OWN and names_in(run.path.parent) == {"run"}
+        assert folders.contents(RunFolder(run.path).path) in (old, {"config.json", "model.keras", "items.txt"})
+        save()
+        assert (run.path / "items.txt").is_file() and names_in(run.path.parent) == {"run"}
         if not is_killed:
             break
     assert steps > 10
     other = tmp_path / "other"
-    monkeypatch.setattr("keras_transformer.run_folder.save_model", lambda *_: shutil.copytree(built_run, other))
+    monkeypatch.setattr(run_folder, "save_model", lambda *_: shutil.copytree(built_run, other))
     with pytest.raises(RequestError, match="^expected a new or empty folder, or a run and `overwrite=True`"):
         translator.save(other)
     assert names_in(other) == old and names_in(tmp_path) == {"runs", "other"}

@@ -124,10 +124,10 @@ def test_an_export_that_is_replaced_when_the_process_is_killed_is_the_old_one_or
         with killed_after(steps):
             status = quick(stored_run, "--out", out, "--overwrite")
         text = (ExportFolder(out).path / "tflite" / "float32.tflite").read_text()
-        assert files_in(out) == files_in(tmp_path / "saved") and text == ("translator" if status == 0 else text)
+        assert files_in(out) - {folders.LOCK} == files_in(tmp_path / "saved") and text in ("old", "translator")
         if text == "translator":
             break
-    assert steps > 10 and text == "translator" and status is None
+    assert steps > 10 and status is None
     assert quick(stored_run, "--out", out, "--overwrite") == 0
     assert files_in(tmp_path / "exported") == {f"out/{name}" for name in files_in(tmp_path / "saved")}
 
