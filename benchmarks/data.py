@@ -25,8 +25,10 @@ import numpy as np
 
 from benchmarks.contest import at_least_one, in_process
 from keras_transformer.errors import exit_status
-from keras_transformer.text.batch_sampler import BatchPlan, Place, TokenizedCorpus, dataset, generator
+from keras_transformer.text.batch_sampler import BatchPlan
+from keras_transformer.text.feeding import Place, dataset, generator
 from keras_transformer.text.subword_sampling import SubwordSampler
+from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 
 WORDS = 20_000

@@ -92,7 +92,8 @@ def train(folder: Path, residual: str, depth: int, options: argparse.Namespace) 
     configure_tensorflow("cpu", options.threads)
     from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.optimizers import Adam
-    from keras_transformer.text.batch_sampler import BatchPlan, dataset
+    from keras_transformer.text.batch_sampler import BatchPlan
+    from keras_transformer.text.feeding import dataset
 
     corpus, model = TokenizedCorpus.open(folder / "text"), make_model(residual, depth, 0)
     model.compile(optimizer=Adam(), loss=SmoothedCrossEntropy(0.0))

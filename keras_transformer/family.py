@@ -79,7 +79,6 @@ ARGUMENTS: dict[str, Option] = {
     "embedding_norm": _switch(False, "a norm after the sum of embedding and position"),
     "num_control_ids": Option(4, "ids that are not text: pad, unknown, start, end, then others", least=4, most=10_000),
 }  # fmt: skip
-PART_ARGUMENTS = [name for name, option in ARGUMENTS.items() if option.slot]
 # A model of one stack has these arguments less, and its `context_length`.
 _OF_TWO_STACKS = {
     "source_vocabulary_size", "max_source_length", "encoder_layers", "decoder_layers", "decoder_attention",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib import import_module
@@ -33,30 +33,32 @@ else:
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], without_keras: Collection[str] = ()
+    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = (), without_keras: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package or module.
+    """The functions `__getattr__` and `__dir__` of a package.
 
     Beside this call, list the names under `if TYPE_CHECKING:` with their imports, for editors and type checkers.
 
     Args:
         package: the package's `__name__`.
-        homes: the module that defines each name; for a module of the package, the module itself.
+        names: those that each module of the package defines; the modules are named from the package on.
+        modules: the modules of the package that are names of it too.
         without_keras: the names whose modules do not import Keras; before the others, Keras is imported quietly.
     """
+    homes = {name: module for module in names for name in names[module]} | dict(zip(modules, modules, strict=True))
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name not in without_keras:
             load_tensorflow()
-        module = import_module(homes[name])
-        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+        module = import_module(f"{package}.{homes[name]}")
+        return module if name in modules else getattr(module, name)
 
-    def names() -> list[str]:
+    def known() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, names
+    return get, known
 
 
 def on_tensorflow() -> bool:

@@ -44,7 +44,6 @@ OF_CONFIG: dict[str, schema.Allowed] = {
     "parameters": whole(1, MAX_COUNT, told="a positive integer"),
     "modules": list_of(text(NAME, "the name of a module")),
 }
-CONFIG_KEYS = {"format", "model", "settings", *OF_CONFIG}
 
 
 class Unreadable(Exception):

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
-import gensim.models  # noqa: F401 (before the fork, as what else readers import late)
 import numpy as np
-import onnxruntime  # noqa: F401
+import onnxruntime  # noqa: F401 (before the fork, as what else readers import late)
 import tokenizers  # noqa: F401
 
 from export.__main__ import main as export

@@ -69,7 +69,7 @@ def test_complete_fills_in_every_default_is_data_and_its_own_fixed_point():
     assert config["attention"] == {"name": "full", "num_key_value_heads": None}
     assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
     assert config["decoder_attention"] is None and config["encoder_layers"] is None
-    plain = {name: value for name, value in config.items() if name not in family.PART_ARGUMENTS}
+    plain = {name: value for name, value in config.items() if not family.ARGUMENTS[name].slot}
     assert plain == {name: family.ARGUMENTS[name].default for name in plain} | SMALLEST | {"key_dim": 3}
     assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7

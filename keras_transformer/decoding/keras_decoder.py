@@ -16,7 +16,7 @@ from keras import ops
 from keras_transformer.decoding.computations import Alignment, LogProbs, decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Arrays, Ids, padded
+from keras_transformer.decoding.sentences import Arrays, Ids, in_few_shapes, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.lazy import tf
 from keras_transformer.lengths import longest
@@ -119,29 +119,9 @@ def jitted(compute: Compiled, model: Transformer | Ensemble) -> Compiled:
 
     def run(*arrays: Tensor) -> Sequence[Tensor]:
         weights = [variable.value for variable in model.variables]
-        return [np.asarray(result)[: len(arrays[0])] for result in program(weights, *map(in_bucket, arrays))]
+        return [np.asarray(result)[: len(arrays[0])] for result in program(weights, *map(in_few_shapes, arrays))]
 
     return run
-
-
-def in_bucket(array: np.ndarray) -> np.ndarray:
-    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
-
-    Only B is padded for images, which are arrays of four axes.
-
-    The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
-    random numbers for tokens that are never drawn.
-    """
-    padding = [(0, 0)] * array.ndim
-    if array.ndim < 4:  # images have one size
-        padding[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
-    padding[0] = (0, power_of_two(len(array)) - len(array))
-    return np.pad(array, padding)
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
 
 
 class KerasDecoder(Decoder):

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer.decoding.probes import Runtime, device_name
+from keras_transformer.decoding.sentences import in_few_shapes
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import STAGES, Graphs
-from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-# Sources are padded to few shapes, because a GPU keeps a step for each. They are at least so wide.
-LEAST_WIDTH = 16
+# Sources are padded to few shapes, because a GPU keeps a step for each.
 MOST_SHAPES = 16  # for which buffers are kept
 STEPS_UNSEEN = 4  # after so many the host looks which sentences are done: a look waits for the GPU
 
@@ -215,11 +214,3 @@ class StagedSearch:
         if self._on_cuda:  # what is captured has its addresses
             options.add_run_config_entry("gpu_graph_id", str(next(self._graph_ids)))
         return binding, options
-
-
-def in_few_shapes(source_ids: np.ndarray) -> np.ndarray:
-    """Sources (B, S), with blank rows and columns up to powers of 2."""
-    count, width = (1 << max(size - 1, 0).bit_length() for size in source_ids.shape)
-    rows = np.full((count, max(width, LEAST_WIDTH)), PAD, "int32")
-    rows[: source_ids.shape[0], : source_ids.shape[1]] = source_ids
-    return rows

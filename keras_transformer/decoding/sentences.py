@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import longest
+from keras_transformer.text.feeding import size_in_octave
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
@@ -98,6 +99,21 @@ def padded(rows: Sequence[Ids], width: int | None = None) -> np.ndarray:
     for padded_row, row in zip(ids, rows, strict=True):
         padded_row[: min(len(row), width)] = row[:width]
     return ids
+
+
+def in_few_shapes(array: np.ndarray) -> np.ndarray:
+    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
+
+    Only B is padded for images, which are arrays of four axes.
+
+    The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
+    random numbers for tokens that are never drawn.
+    """
+    padding = [(0, 0)] * array.ndim
+    if array.ndim < 4:  # images have one size
+        padding[-1] = (0, size_in_octave(max(array.shape[-1], 16), 1) - array.shape[-1])
+    padding[0] = (0, size_in_octave(max(len(array), 1), 1) - len(array))
+    return np.pad(array, padding)
 
 
 def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

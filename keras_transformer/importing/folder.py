@@ -32,6 +32,7 @@ ACTING = re.compile(
     "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
 )
 EVERY = re.compile("")
+SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 MAX_TOLD = 20  # so many options that are ignored are named
 # What a configuration of any architecture may say without changing a translation.
 INERT = {

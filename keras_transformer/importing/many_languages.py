@@ -29,7 +29,7 @@ from keras_transformer.importing.bart_models import (
     bart_arguments,
     bart_layout,
 )
-from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
+from keras_transformer.importing.folder import GENERATION, INERT, SPECIAL, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
     OUTPUT,
     SEQ2SEQ_FIXED,
@@ -75,7 +75,6 @@ CONTROLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, by their ids
 LANGUAGE = re.compile(r"(?P<same>[a-z]{2,3}_[A-Za-z]{2,8})|__(?P<inner>\w{2,20})__")
 BEHIND = ["MBartTokenizer", "MBartTokenizerFast"]  # those that put tags behind sources
 ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
-SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 
 
 class _Text(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
+from keras_transformer.importing.folder import INERT, SPECIAL, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import completed, read_named, write_named
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
@@ -52,7 +52,6 @@ FIXED: Config = {
 # Options that act in training alone, or in a head that is no translator's.
 WITHOUT_EFFECT = {"classifier_dropout", "initializer_factor", "output_past"}
 MAX_SENTINELS = 10_000
-SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 
 # Arguments of our model, and what the architecture calls them.
 NAMES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -93,6 +93,16 @@ def seen_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
 def _softmax(logits: Tensor) -> Tensor:
     # Keras warns of a softmax over one element. Here that is a single key, such as the start token, and the score is 1.
     return 0.0 * logits + 1.0 if logits.shape[-1] == 1 else ops.softmax(logits)
+
+
+class AttentionInputs(NamedTuple):
+    """The call arguments of `MultiHeadAttention`."""
+
+    query: Tensor
+    memory: Tensor
+    attention_mask: Tensor | None
+    memory_mask: Tensor | None
+    shared: Shared | None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -202,8 +212,8 @@ class MultiHeadAttention(SelfAttention):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        output, _ = self._output_and_scores(query, memory, attention_mask, memory_mask, shared, training)
-        return output
+        inputs = AttentionInputs(query, memory, attention_mask, memory_mask, shared)
+        return self._output_and_scores(inputs, training)[0]
 
     def with_scores(
         self,
@@ -215,30 +225,16 @@ class MultiHeadAttention(SelfAttention):
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
-        return self._output_and_scores(query, memory, attention_mask, memory_mask, shared, training)
+        inputs = AttentionInputs(query, memory, attention_mask, memory_mask, shared)
+        return self._output_and_scores(inputs, training)
 
-    def _output_and_scores(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        memory_mask: Tensor | None,
-        shared: Shared | None,
-        training: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
         """The output (B, T, D), and the scores in the form in which this attention computes them."""
-        query, keys_values, attention_mask = self._projected(query, memory, attention_mask, memory_mask, shared)
-        return self._attend(query, keys_values, attention_mask, shared, training)
+        return self._attend(*self._projected(inputs), inputs.shared, training)
 
-    def _projected(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        memory_mask: Tensor | None,
-        shared: Shared | None,
-    ) -> tuple[Tensor, KeysValues, Tensor | None]:
+    def _projected(self, inputs: AttentionInputs) -> tuple[Tensor, KeysValues, Tensor | None]:
         """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
+        query, memory, attention_mask, memory_mask, shared = inputs
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         attention_mask = joint_mask(attention_mask, memory_mask)

@@ -8,7 +8,7 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
-from keras_transformer.layers.attention import MultiHeadAttention, masked_softmax
+from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention, masked_softmax
 from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cache, joint_mask, split_heads, write_at
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
@@ -90,19 +90,11 @@ class CompressedAttention(MultiHeadAttention):
         share = ops.cast(is_seen / ops.maximum(in_block, 1.0), scores.dtype)[:, None]  # (B, 1, 1, S)
         return output, ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
 
-    def _output_and_scores(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        memory_mask: Tensor | None,
-        shared: Shared | None,
-        training: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
         """The output (B, S, D), and the scores (B, N, S, blocks)."""
-        require_one_length(query.shape, memory.shape)
-        _require_no_positions(shared)
-        query, full, mask = self._projected(query, memory, attention_mask, memory_mask, None)
+        require_one_length(inputs.query.shape, inputs.memory.shape)
+        _require_no_positions(inputs.shared)
+        query, full, mask = self._projected(inputs._replace(shared=None))
         length = ops.shape(query)[-2]
         mask = _as_numbers(mask, length)
         visible = self._visible_blocks(mask, length)

@@ -83,6 +83,8 @@ class FeedForward(Layer):
         ValueError: `intermediate_dim` is not positive.
     """
 
+    use_bias = True
+
     def __init__(
         self,
         intermediate_dim: int,
@@ -103,21 +105,19 @@ class FeedForward(Layer):
 
     def build(self, input_shape: tuple) -> None:
         hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim
-        self.kernel_in = self.add_weight(
-            name="kernel_in", shape=(hidden_dim, intermediate_dim), initializer=glorot(self.gain)
-        )
-        self.bias_in = self.add_weight(name="bias_in", shape=(intermediate_dim,), initializer="zeros")
-        self.kernel_out = self.add_weight(
-            name="kernel_out", shape=(intermediate_dim, hidden_dim), initializer=glorot(self.gain)
-        )
-        self.bias_out = self.add_weight(name="bias_out", shape=(hidden_dim,), initializer="zeros")
-        self._build_parts((*input_shape[:-1], intermediate_dim))
-
-    def _build_parts(self, inner_shape: tuple) -> None:
+        self.kernel_in, self.bias_in = self._product("in", hidden_dim, intermediate_dim, self.gain)
+        self.kernel_out, self.bias_out = self._product("out", intermediate_dim, hidden_dim, self.gain)
         if not self.activation.built:
-            self.activation.build(inner_shape)
+            self.activation.build((*input_shape[:-1], intermediate_dim))
         if self.inner_norm is not None:
-            self.inner_norm.build(inner_shape)
+            self.inner_norm.build((*input_shape[:-1], intermediate_dim))
+
+    def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
+        """A kernel and its bias; None for no bias."""
+        kernel = self.add_weight(name=f"kernel_{name}", shape=(inputs, outputs), initializer=glorot(gain))
+        if not self.use_bias:
+            return kernel, None
+        return kernel, self.add_weight(name=f"bias_{name}", shape=(outputs,), initializer="zeros")
 
     def call(self, x: Tensor) -> Tensor:
         x = self._normed(self.activation(ops.product(x, self.kernel_in, self.bias_in)))
@@ -168,18 +168,8 @@ class GatedFeedForward(FeedForward):
         self.use_bias = use_bias
 
     def build(self, input_shape: tuple) -> None:
-        hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim
-        self.kernel_gate, self.bias_gate = self._product("gate", hidden_dim, intermediate_dim)
-        self.kernel_in, self.bias_in = self._product("in", hidden_dim, intermediate_dim, self.gain)
-        self.kernel_out, self.bias_out = self._product("out", intermediate_dim, hidden_dim, self.gain)
-        self._build_parts((*input_shape[:-1], intermediate_dim))
-
-    def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        """A kernel and its bias; None for no bias."""
-        kernel = self.add_weight(name=f"kernel_{name}", shape=(inputs, outputs), initializer=glorot(gain))
-        if not self.use_bias:
-            return kernel, None
-        return kernel, self.add_weight(name=f"bias_{name}", shape=(outputs,), initializer="zeros")
+        self.kernel_gate, self.bias_gate = self._product("gate", input_shape[-1], self.intermediate_dim)
+        super().build(input_shape)
 
     def call(self, x: Tensor) -> Tensor:
         gate = self.activation(ops.product(x, self.kernel_gate, self.bias_gate))

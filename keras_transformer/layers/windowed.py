@@ -8,7 +8,7 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
     KeysValues,
     Shared,
@@ -123,27 +123,20 @@ class WindowedAttention(MultiHeadAttention):
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
         return written(positions, index, self.width)
 
-    def _output_and_scores(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        memory_mask: Tensor | None,
-        shared: Shared | None,
-        training: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
         """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
-        require_one_length(query.shape, memory.shape)
-        query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
+        require_one_length(inputs.query.shape, inputs.memory.shape)
+        query, (keys, values), mask = self._projected(inputs)
         length = ops.shape(query)[-2]
         blocks = self._blocks(length)
-        _require_bias_of_blocks(shared, blocks)
+        _require_bias_of_blocks(inputs.shared, blocks)
         queries_at, keys_at = blocks.positions()
         visible = self._is_visible(queries_at, keys_at, length)[None]  # (1, blocks, r, 2r)
         if mask is not None:
             visible = ops.logical_and(visible, _band(mask, queries_at, keys_at))
         memory = KeysValues(*(self._key_blocks(each, blocks) for each in (keys, values)))
-        x, scores = self._attend(blocks_of(query, 0, blocks.number, blocks.size), memory, visible, shared, training)
+        query = blocks_of(query, 0, blocks.number, blocks.size)
+        x, scores = self._attend(query, memory, visible, inputs.shared, training)
         x = ops.reshape(x, (ops.shape(x)[0], blocks.number * blocks.size, x.shape[-1]))
         return x[:, :length], scores
 

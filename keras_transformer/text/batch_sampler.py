@@ -10,22 +10,10 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.feeding import NO_IDS, Batch, Place, Plan, dataset, generator, one_epoch, shard
+from keras_transformer.text.feeding import NO_IDS, Batch, Place, Plan
 from keras_transformer.text.subword_sampling import SampledEpochs
-from keras_transformer.text.tokenized import CleaningReport, TokenizedCorpus
+from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START
-
-__all__ = [
-    "Batch",
-    "BatchPlan",
-    "CleaningReport",
-    "Place",
-    "TokenizedCorpus",
-    "dataset",
-    "generator",
-    "one_epoch",
-    "shard",
-]
 
 # Pairs of one width are sorted by the difference of their two lengths, plus noise of up to this many tokens. In batches
 # for 4,096 tokens of Multi30k the noise costs 1.6 % more padding, and half of a batch is new in the next epoch.

@@ -17,9 +17,9 @@ import numpy as np
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.options import Config
-from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
+from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
-from keras_transformer.text.feeding import as_tf_dataset
+from keras_transformer.text.feeding import Place, as_tf_dataset, generator
 from keras_transformer.text.lines import sha256_of, sha256_of_source
 from keras_transformer.text.tokenized import FirstIds, TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer

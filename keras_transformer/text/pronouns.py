@@ -2,7 +2,7 @@
 
 "The animal didn't cross the street because it was too tired": German says `es`, for the animal (das Tier), and `sie` in
 "because it was too wide", for the street (die Straße). Each sentence has two nouns, and an adjective that fits one of
-them alone, as in the Winograd schemas (Levesque et al. 2012). All sentences are made from the tables below.
+them alone, as in the Winograd schemas (Levesque et al. 2012). All sentences are made from the tables in pronouns.txt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import NamedTuple
 
 from keras_transformer.errors import RequestError
@@ -105,154 +106,10 @@ def _adjectives(table: str) -> list[Adjective]:
     return [Adjective(en, de, *(fr.split(", ") * 2)[:2]) for en, de, fr in rows]
 
 
-ANIMALS = _nouns("""
-    animal | das Tier | l'animal (m)
-    dog | der Hund | le chien
-    cat | die Katze | le chat
-    horse | das Pferd | le cheval
-    cow | die Kuh | la vache
-    goat | die Ziege | la chèvre
-    fox | der Fuchs | le renard
-    wolf | der Wolf | le loup
-    bear | der Bär | l'ours (m)
-    sheep | das Schaf | le mouton
-    pig | das Schwein | le cochon
-    mouse | die Maus | la souris
-    duck | die Ente | le canard
-    goose | die Gans | l'oie (f)
-    hen | das Huhn | la poule
-    donkey | der Esel | l'âne (m)
-    camel | das Kamel | le chameau
-    deer | das Reh | la biche
-    tortoise | die Schildkröte | la tortue
-    hedgehog | der Igel | le hérisson
-    rabbit | das Kaninchen | le lapin
-    hare | der Hase | le lièvre
-    squirrel | das Eichhörnchen | l'écureuil (m)
-    lizard | die Eidechse | le lézard
-    lion | der Löwe | le lion
-    giraffe | die Giraffe | la girafe
-    zebra | das Zebra | le zèbre
-    crocodile | das Krokodil | le crocodile
-    elephant | der Elefant | l'éléphant (m)
-    calf | das Kalb | le veau
-""")
-WAYS = _nouns("""
-    street | die Straße | la rue
-    bridge | die Brücke | le pont
-    meadow | die Wiese | la prairie
-    gorge | die Schlucht | la gorge
-    bay | die Bucht | la baie
-    plain | die Ebene | la plaine
-    dune | die Düne | la dune
-    river | der Fluss | la rivière
-    lake | der See | le lac
-    canal | der Kanal | le canal
-    path | der Weg | le chemin
-    stream | der Bach | le ruisseau
-    square | der Platz | la place
-    glacier | der Gletscher | le glacier
-    yard | der Hof | la cour
-    field | das Feld | le champ
-    valley | das Tal | la vallée
-    track | das Gleis | la voie
-    ice | das Eis | la glace
-    riverbed | das Flussbett | le lit de la rivière
-    plateau | das Plateau | le plateau
-""")
-PLACES = _nouns("""
-    island | die Insel | l'île (f)
-    cave | die Höhle | la grotte
-    barn | die Scheune | la grange
-    ruin | die Ruine | la ruine
-    hut | die Hütte | la cabane
-    fortress | die Festung | la forteresse
-    forest | der Wald | la forêt
-    swamp | der Sumpf | le marais
-    park | der Park | le parc
-    garden | der Garten | le jardin
-    attic | der Dachboden | le grenier
-    tunnel | der Tunnel | le tunnel
-    moor | das Moor | la lande
-    village | das Dorf | le village
-    terrain | das Gelände | le terrain
-    house | das Haus | la maison
-    castle | das Schloss | le château
-    maze | das Labyrinth | le labyrinthe
-    thicket | das Dickicht | le fourré
-""")
-FOODS = _nouns("""
-    soup | die Suppe | la soupe
-    cake | der Kuchen | le gâteau
-    bread | das Brot | le pain
-    cheese | der Käse | le fromage
-    meat | das Fleisch | la viande
-    sausage | die Wurst | la saucisse
-    fish | der Fisch | le poisson
-    egg | das Ei | l'œuf (m)
-    apple | der Apfel | la pomme
-    pear | die Birne | la poire
-    grass | das Gras | l'herbe (f)
-    hay | das Heu | le foin
-    carrot | die Karotte | la carotte
-    porridge | der Brei | la bouillie
-    salad | der Salat | la salade
-    fruit | das Obst | le fruit
-    nut | die Nuss | la noix
-    potato | die Kartoffel | la pomme de terre
-    cabbage | der Kohl | le chou
-    vegetable | das Gemüse | le légume
-""")
-OF_ANIMALS = _adjectives("""
-    tired | müde | fatigué, fatiguée
-    hungry | hungrig | affamé, affamée
-    thirsty | durstig | assoiffé, assoiffée
-    ill | krank | malade
-    scared | ängstlich | craintif, craintive
-    lazy | faul | paresseux, paresseuse
-    sleepy | schläfrig | somnolent, somnolente
-    shy | scheu | timide
-    exhausted | erschöpft | épuisé, épuisée
-    stubborn | störrisch | têtu, têtue
-    nervous | nervös | nerveux, nerveuse
-    sad | traurig | triste
-""")
-OF_WAYS = _adjectives("""
-    wide | breit | large
-    icy | vereist | verglacé, verglacée
-    slippery | rutschig | glissant, glissante
-    steep | steil | raide
-    uneven | uneben | inégal, inégale
-    foggy | neblig | brumeux, brumeuse
-    stony | steinig | caillouteux, caillouteuse
-    windy | windig | venteux, venteuse
-    exposed | ungeschützt | exposé, exposée
-    crowded | überfüllt | bondé, bondée
-""")
-OF_PLACES = _adjectives("""
-    dark | dunkel | sombre
-    gloomy | düster | lugubre
-    damp | feucht | humide
-    remote | abgelegen | isolé, isolée
-    eerie | unheimlich | sinistre
-    vast | weitläufig | vaste
-    muddy | schlammig | boueux, boueuse
-    dusty | staubig | poussiéreux, poussiéreuse
-    overgrown | zugewachsen | envahi, envahie
-    narrow | eng | étroit, étroite
-""")
-OF_FOODS = _adjectives("""
-    salty | salzig | salé, salée
-    bitter | bitter | amer, amère
-    sour | sauer | acide
-    mouldy | schimmelig | moisi, moisie
-    burnt | verbrannt | brûlé, brûlée
-    tough | zäh | coriace
-    sweet | süß | sucré, sucrée
-    tasteless | geschmacklos | fade
-    spicy | scharf | épicé, épicée
-    rotten | faulig | pourri, pourrie
-""")
+# The tables of pronouns.txt, each under its name.
+_, *_TABLES = re.split(r"# \w+\n", files("keras_transformer.text").joinpath("pronouns.txt").read_text("utf-8"))
+ANIMALS, WAYS, PLACES, FOODS = map(_nouns, _TABLES[:4])
+OF_ANIMALS, OF_WAYS, OF_PLACES, OF_FOODS = map(_adjectives, _TABLES[4:])
 FRAMES = [
     Frame("didn't cross", "überquerte", "n'a pas traversé", WAYS, OF_WAYS),
     Frame("didn't explore", "erkundete", "n'a pas exploré", PLACES, OF_PLACES),

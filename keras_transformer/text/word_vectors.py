@@ -1,11 +1,10 @@
-"""Word vectors from files of word2vec and GloVe: every row is checked, and gensim reads the rows that are asked for."""
+"""Word vectors from files of word2vec and GloVe: every row is checked, and those that are asked for are kept."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,7 @@ def read_word_vectors(path: str | os.PathLike[str], dim: int, words: Collection[
 
     The file is word2vec's, text or binary, or GloVe's, which has no first line of counts; each of them plain or .gz.
     Every row is checked, and the rows of other words are dropped as they come, so memory does not depend on the size of
-    the file. gensim reads the numbers. If a word is there twice, its first vector counts.
+    the file. If a word is there twice, its first vector counts.
 
     Args:
         path: the file.
@@ -92,13 +91,9 @@ def check_word_vectors(path: str | os.PathLike[str], dim: int) -> Layout:
     """How a file holds its vectors, from its beginning. No memory is taken for them.
 
     Raises:
-        RequestError: gensim is not installed, the file cannot be read or is of another format, such as a pickle, its
-            vectors do not have `dim` numbers, or it is too short for what its first line says.
+        RequestError: the file cannot be read or is of another format, such as a pickle, its vectors do not have `dim`
+            numbers, or it is too short for what its first line says.
     """
-    try:
-        import gensim.models  # noqa: F401
-    except ImportError:
-        raise RequestError("word vectors need the package gensim, which is not installed: pip install gensim") from None
     path = Path(path)
     layout = _layout_of(path)
     if layout.dim != dim:
@@ -213,11 +208,20 @@ def _divided(line: bytes, dim: int) -> tuple[bytes, bytes] | None:
 
 def _are_numbers(parts: list[bytes]) -> bool:
     try:
-        with np.errstate(over="ignore"):
-            [np.float32(part.decode("utf-8")) for part in parts]  # as gensim does
+        _parsed(parts)
     except ValueError:
         return False
     return True
+
+
+def _parsed(parts: list[bytes]) -> list[np.float32]:
+    """The numbers, as gensim reads them.
+
+    Raises:
+        ValueError: one is no number.
+    """
+    with np.errstate(over="ignore"):  # a number too large is infinite
+        return [np.float32(part.decode("utf-8")) for part in parts]
 
 
 def _binary_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
@@ -239,20 +243,12 @@ def _binary_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
 
 
 def _numbers_of(rows: list[Row], layout: Layout, path: Path) -> np.ndarray:
-    """The numbers (N, D) float32 of rows, read by gensim from a file that has these rows alone."""
-    if not rows:
-        return np.zeros((0, layout.dim), "float32")
-    from gensim.models import KeyedVectors
-
-    end = b"" if layout.is_binary else b"\n"
-    with tempfile.TemporaryDirectory() as folder:
-        few = Path(folder) / "vectors"
-        few.write_bytes(f"{len(rows)} {layout.dim}\n".encode() + b"".join(b"%b %b%b" % (*row[1:], end) for row in rows))
+    """The numbers (N, D) float32 of rows."""
+    vectors = np.zeros((len(rows), layout.dim), "float32")
+    for vector, row in zip(vectors, rows, strict=True):
         try:
-            with np.errstate(over="ignore"):  # a number too large is told below
-                vectors = KeyedVectors.load_word2vec_format(str(few), binary=layout.is_binary).vectors
+            vector[:] = np.frombuffer(row.numbers, "<f4") if layout.is_binary else _parsed(row.numbers.split(b" "))
         except ValueError:
-            (row, *_) = (row for row in rows if not _are_numbers(row.numbers.split(b" ")))
             received = row.numbers.decode("utf-8", "replace")
             raise RequestError(
                 f"{path}, {row.place}: expected {layout.dim} numbers; received {received!r:.60}"

@@ -13,8 +13,8 @@ from export.artefacts import Decoding
 from export.onnx import stage_models, translate_model
 from export.onnx.graph import write_model
 from keras_transformer.decoding import onnx_sessions
-from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, StagedSearch, in_few_shapes
-from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, StagedSearch
+from keras_transformer.decoding.sentences import in_few_shapes, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import STAGES, Graphs
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids

@@ -17,7 +17,7 @@ from keras_transformer import optimizers
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import LanguageModel
-from keras_transformer.text.batch_sampler import Batch, shard
+from keras_transformer.text.feeding import Batch, shard
 from keras_transformer.training import devices
 from keras_transformer.training.checkpoints import unchanged
 

@@ -14,7 +14,7 @@ from keras_transformer import family
 from keras_transformer.__main__ import main
 from keras_transformer.making import PRESETS, SIZES
 from keras_transformer.run_folder import read_tokenizers
-from keras_transformer.text.batch_sampler import Place
+from keras_transformer.text.feeding import Place
 from keras_transformer.text.normalization import normalizer_of
 from keras_transformer.training import devices, run
 from keras_transformer.training.flags import parser
