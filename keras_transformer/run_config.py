@@ -25,7 +25,7 @@ MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
 MAX_COUNT = 10**15
 COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
 LABELS = list_of(line(MAX_LABEL))
-VERSIONS = object_of({}, others=SHORT)  # of packages
+VERSIONS = object_of({}, others=SHORT)
 HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
 LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
 # Null is allowed everywhere, and a key of a section that is not here is a later version's.

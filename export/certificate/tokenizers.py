@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.schema import list_of, read_json
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 from .expected import Expected
 from .rules import known_difference
+
+MAX_LIST_BYTES = 2**26  # the largest list of pieces
 
 
 def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
@@ -55,7 +57,7 @@ def lists_that_differ(artefact: Artefact, expected: Expected) -> Iterator[str]:
         lists = [artefact.path / f"{side}_vocabulary.json" for side in ("source", "target")]
         lists = lists if lists[0].is_file() else [artefact.path / "shared_vocabulary.json"]
         for path, tokenizer in zip(lists, expected.tokenizers, strict=False):
-            if json.loads(path.read_text("utf-8")) != tokenizer.pieces(range(tokenizer.vocabulary_size)):
+            if read_json(path, list_of(str), MAX_LIST_BYTES) != tokenizer.pieces(range(tokenizer.vocabulary_size)):
                 yield path.name
 
 

@@ -35,8 +35,9 @@ TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
+SIZE = whole(0, 2**48 - 1)
 ENTRY = object_of({
-    "dtype": one_of(TYPES), "shape": list_of(whole(0), 0, MAX_AXES), "data_offsets": list_of(whole(0), 2, 2)
+    "dtype": one_of(TYPES), "shape": list_of(SIZE, 0, MAX_AXES), "data_offsets": list_of(SIZE, 2, 2)
 })  # fmt: skip
 HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
 MAX_PICKLE_BYTES = 4 * 2**20  # an index may name many such files

@@ -79,7 +79,7 @@ def test_a_cache_that_is_missing_or_damaged_is_named(pairs, unigram, tmp_path) -
         TokenizedCorpus.open(tmp_path / "nowhere")
     meta = json.loads((corpus.folder / "meta.json").read_text())
     offsets = np.fromfile(corpus.folder / "source.offsets", np.int64)
-    ends = [offsets[::-1], offsets - 1, np.r_[0, -1, offsets[2:]], np.r_[0, 2**62, -(2**62), offsets[3:]]]
+    ends = [offsets[::-1], np.r_[1, offsets[1:]], np.r_[0, -1, offsets[2:]], np.r_[0, 2**62, -(2**62), offsets[3:]]]
     changed: list[dict] = [
         {"format": 99},
         {"max_length": 10**400},

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
 SHOWN_CHARACTERS = 60  # as much of an example is shown
 MAX_JSON_BYTES, MAX_LINES, MAX_SHARDS = 1_000_000, 10**12, 100_000
+PAIR = list_of(object, 2, 2)  # a translation, and whether it is finished
 A_LINE = text(re.compile("[^\n\ud800-\udfff]*"), "a line")
 
 
@@ -227,7 +228,7 @@ def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
 def _translation(line: bytes) -> Translation | None:
     """What a line of a shard holds; None if it is damaged."""
     try:
-        translation, is_finished = parse_json(line, list_of(object, 2, 2))
+        translation, is_finished = parse_json(line, PAIR)
     except ValueError:
         return None
     is_whole = A_LINE.holds(translation) and isinstance(is_finished, bool)
