@@ -217,7 +217,7 @@ def test_damaged_probes_of_a_computation_are_refused_in_one_line(tmp_path):
     path, whole = tmp_path / "probes.json", {"inputs": [[[1, 2]]], "outputs": [[0.5], [[[7, 8]]]]}
     wrong: list[dict] = [
         {"outputs": [["a", "b"]]}, {"outputs": [[True]]}, {"outputs": [[10**400]]}, {"outputs": [[[1, 2], [3]]]},
-        {"outputs": [[]]}, {"outputs": [5]}, {"outputs": [[None]]}, {"outputs": [[float("nan")]]},
+        {"outputs": [[]]}, {"outputs": [5]}, {"outputs": [[None]]}, {"outputs": [[float("nan")]]}, {"outputs": {}},
         {"inputs": []}, {"inputs": [[1, 2]]}, {"inputs": [[[1, 2.0]]]}, {"inputs": [[[2**31]]]}, {"inputs": [[["a"]]]},
         {"inputs": [[[1, 2]], [[1]]]}, {"inputs": [[[[1]]]]}, {"inputs": [[[1], [1, 2]]]}, {"outputs": [[10**30]]},
     ]  # fmt: skip
