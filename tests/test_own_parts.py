@@ -129,7 +129,7 @@ def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, 
     assert "has parts of modules that are not imported: import them before, or give --import my_parts to" in error
     assert "damaged" not in error and "my_parts" not in sys.modules
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a dog\n"), isatty=lambda: False))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=(told := io.BytesIO()), flush=lambda: None))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told := io.BytesIO()))
     words = ["translate", str(place / "run"), "--engine", "keras", "--beams", "1", "--import=my_parts"]
     with redirect_stderr(io.StringIO()) as said:
         assert main(words) == 0, said.getvalue()

@@ -71,7 +71,7 @@ def translate(arguments: argparse.Namespace) -> None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments, own_search_of(arguments))
     prefixes = None if arguments.prefix is None else begun(read_lines(arguments.prefix))
-    translator = open_translator(arguments, options, has_prefixes=prefixes is not None)
+    translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
     options = search_options(arguments, translator.search)
     source = TextLines(sys.stdin.buffer)
     translations = counted(translator.stream(source, options, prefixes), "lines")
