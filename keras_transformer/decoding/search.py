@@ -31,8 +31,6 @@ from keras_transformer.decoding.loop import (
     read_before,
     run_loop,
 )
-from keras_transformer.decoding.loop import draw as draw
-from keras_transformer.decoding.loop import sample as sample
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import END, PAD
 

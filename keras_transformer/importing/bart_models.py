@@ -71,8 +71,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
-    options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **BART_FIXED})
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
     first = options.whole("bos_token_id", size - 1, 0)  # which the vocabulary puts before a translation
@@ -161,8 +160,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
-    options.expect({**SEQ2SEQ_FIXED, **MARIAN_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
     _check_added(folder, ids)
     controls = _control_ids(ids, options)
@@ -249,8 +247,7 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     """The languages that the tokenizer's configuration names."""
     if not folder.has("tokenizer_config.json"):
         return None
-    options = options_of(folder, "tokenizer_config.json")
-    options.expect({"sp_model_kwargs": {}})
+    options = options_of(folder, "tokenizer_config.json", {"sp_model_kwargs": {}})
     source, target = options.pop("source_lang"), options.pop("target_lang")
     if not all(isinstance(each, str) and 0 < len(each) <= 40 for each in (source, target)):
         return None

@@ -131,8 +131,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option, a head or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
-    options.expect({**ENCODER_FIXED, **ONLY})
+    options = options_of(folder, "config.json", {**ENCODER_FIXED, **ONLY})
     size = options.size("vocab_size")
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if _has_labels(architecture, file) else []

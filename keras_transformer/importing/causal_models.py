@@ -67,8 +67,7 @@ def read_gpt2(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", has_many_ends=True)
-    options.expect(GPT2_FIXED)
+    options = options_of(folder, "config.json", GPT2_FIXED, has_many_ends=True)
     return language_model(folder, options, gpt2_arguments(options), GPT2_WITHOUT_EFFECT, gpt2_layout)
 
 
@@ -128,8 +127,7 @@ def read_llama(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", has_many_ends=True)
-    options.expect(LLAMA_FIXED)
+    options = options_of(folder, "config.json", LLAMA_FIXED, has_many_ends=True)
     return language_model(folder, options, llama_arguments(options), LLAMA_WITHOUT_EFFECT, llama_layout)
 
 

@@ -234,23 +234,25 @@ class Options:
         return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
 
 
-def options_of(folder: ModelFolder, name: str, has_many_ends: bool = False) -> Options:
+def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_many_ends: bool = False) -> Options:
     """The options in a JSON file of a folder. A list of one end id becomes that id.
 
     Args:
         folder, name: the folder, and the file.
+        only: options that may have one value alone, see `Options.expect`.
         has_many_ends: whether several ids may end a text.
 
     Raises:
-        RequestError: see `ModelFolder.json`; or several ids end a text and may not.
+        RequestError: see `ModelFolder.json` and `Options.expect`; or several ids end a text and may not.
     """
     values = folder.json(name)
     options, ends = Options(values, str(folder.path / name)), values.get("eos_token_id")
-    if has_many_ends or not isinstance(ends, list):
-        return options
-    if not ends or ends.count(ends[0]) < len(ends):
-        raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
-    return Options({**values, "eos_token_id": ends[0]}, options.where)
+    if not has_many_ends and isinstance(ends, list):
+        if not ends or ends.count(ends[0]) < len(ends):
+            raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
+        options = Options({**values, "eos_token_id": ends[0]}, options.where)
+    options.expect(only or {})
+    return options
 
 
 def license_of(folder: ModelFolder) -> str:

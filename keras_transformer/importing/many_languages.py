@@ -114,8 +114,7 @@ def _read(
     arguments: Callable[[Options], Config],
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
-    options = options_of(folder, "config.json")
-    options.expect(fixed)
+    options = options_of(folder, "config.json", fixed)
     size = options.size("vocab_size")
     text = _text(folder, size)
     control = _control_ids(folder, text.ids, options)

@@ -55,8 +55,7 @@ def read(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json")
-    options.expect(ENCODER_FIXED)
+    options = options_of(folder, "config.json", ENCODER_FIXED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
     config = arguments(options, len(labels))
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
@@ -85,8 +84,7 @@ def complete(config: Config) -> Config:
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
     """What is subtracted from pixels and what they are divided by, from the options of the processor."""
-    options = options_of(folder, PROCESSOR)
-    options.expect(PROCESSOR_FIXED)
+    options = options_of(folder, PROCESSOR, PROCESSOR_FIXED)
     size = options.pop("size", image_size)
     if size not in (image_size, {"height": image_size, "width": image_size}):
         raise options.refusal("size", size, f"{image_size}, as in config.json")

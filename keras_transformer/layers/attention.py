@@ -9,9 +9,9 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive, require_rates
-from keras_transformer.layers.attention_ops import HIDDEN as HIDDEN
-from keras_transformer.layers.attention_ops import KeysValues as KeysValues
 from keras_transformer.layers.attention_ops import (
+    HIDDEN,
+    KeysValues,
     Projection,
     Shared,
     are_several,
@@ -27,7 +27,6 @@ from keras_transformer.layers.attention_ops import (
     ungrouped,
     written,
 )
-from keras_transformer.layers.attention_ops import write_at as write_at
 from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import scaled_dot

@@ -63,8 +63,42 @@ class Silu(Activation):
         return ops.silu(x)
 
 
+class _Network(Layer):
+    """What plain, gated and several networks have: the width, the activation and the norm within."""
+
+    def __init__(
+        self,
+        intermediate_dim: int,
+        activation: str | Config = "relu",
+        inner_norm: str | Config | None = None,
+        gain: float = 1.0,
+        **kwargs: object,
+    ):
+        super().__init__(**kwargs)
+        require_positive(intermediate_dim=intermediate_dim)
+        self.intermediate_dim = intermediate_dim
+        self.activation_config = activation
+        self.inner_norm_config = inner_norm
+        self.gain = gain
+        self.supports_masking = True
+        self.activation = make_part("activation", activation, self.dtype_policy, {})
+        self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, {})
+
+    def _build_parts(self, inner_shape: tuple) -> None:
+        if not self.activation.built:
+            self.activation.build(inner_shape)
+        if self.inner_norm is not None:
+            self.inner_norm.build(inner_shape)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return x if self.inner_norm is None else self.inner_norm(x)
+
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
+        return input_shape
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(Layer):
+class FeedForward(_Network):
     """max(0, x W₁ + b₁) W₂ + b₂, applied to each position separately (paper, equation 2).
 
     Args:
@@ -85,32 +119,11 @@ class FeedForward(Layer):
 
     use_bias = True
 
-    def __init__(
-        self,
-        intermediate_dim: int,
-        activation: str | Config = "relu",
-        inner_norm: str | Config | None = None,
-        gain: float = 1.0,
-        **kwargs: object,
-    ):
-        super().__init__(**kwargs)
-        require_positive(intermediate_dim=intermediate_dim)
-        self.intermediate_dim = intermediate_dim
-        self.activation_config = activation
-        self.inner_norm_config = inner_norm
-        self.gain = gain
-        self.supports_masking = True
-        self.activation = make_part("activation", activation, self.dtype_policy, {})
-        self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, {})
-
     def build(self, input_shape: tuple) -> None:
         hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim
         self.kernel_in, self.bias_in = self._product("in", hidden_dim, intermediate_dim, self.gain)
         self.kernel_out, self.bias_out = self._product("out", intermediate_dim, hidden_dim, self.gain)
-        if not self.activation.built:
-            self.activation.build((*input_shape[:-1], intermediate_dim))
-        if self.inner_norm is not None:
-            self.inner_norm.build((*input_shape[:-1], intermediate_dim))
+        self._build_parts((*input_shape[:-1], intermediate_dim))
 
     def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
         """A kernel and its bias; None for no bias."""
@@ -122,12 +135,6 @@ class FeedForward(Layer):
     def call(self, x: Tensor) -> Tensor:
         x = self._normed(self.activation(ops.product(x, self.kernel_in, self.bias_in)))
         return ops.product(x, self.kernel_out, self.bias_out)
-
-    def _normed(self, x: Tensor) -> Tensor:
-        return x if self.inner_norm is None else self.inner_norm(x)
-
-    def compute_output_shape(self, input_shape: tuple) -> tuple:
-        return input_shape
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -178,7 +185,7 @@ class GatedFeedForward(FeedForward):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Experts(Layer):
+class Experts(_Network):
     """Each position goes through the k of E feed-forward networks to which a router gives the highest probabilities.
 
     The router is a softmax over E logits, in float32. For k > 1 the k probabilities are divided by their sum, and
@@ -229,24 +236,17 @@ class Experts(Layer):
         gain: float = 1.0,
         **kwargs: object,
     ):
-        super().__init__(**kwargs)
-        require_positive(intermediate_dim=intermediate_dim, num_experts=num_experts, top_k=top_k)
+        super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
+        require_positive(num_experts=num_experts, top_k=top_k)
         require_rates(alpha=alpha)
         if top_k > num_experts:
             raise ValueError(
                 f"`top_k` must be at most `num_experts`. Received: top_k={top_k}, num_experts={num_experts}"
             )
-        self.intermediate_dim = intermediate_dim
-        self.activation_config = activation
         self.num_experts = num_experts
         self.top_k = top_k
         self.gated = gated
         self.alpha = alpha
-        self.inner_norm_config = inner_norm
-        self.gain = gain
-        self.supports_masking = True
-        self.activation = make_part("activation", activation, self.dtype_policy, {})
-        self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, {})
 
     @property
     def has_auxiliary_loss(self) -> bool:
@@ -263,11 +263,7 @@ class Experts(Layer):
         self.bias_in = None if self.gated else self._bias("bias_in", intermediate_dim)
         self.kernel_out = self._kernel("kernel_out", intermediate_dim, hidden_dim)
         self.bias_out = None if self.gated else self._bias("bias_out", hidden_dim)
-        inner_shape = (*input_shape[:-1], intermediate_dim)
-        if not self.activation.built:
-            self.activation.build(inner_shape)
-        if self.inner_norm is not None:
-            self.inner_norm.build(inner_shape)
+        self._build_parts((*input_shape[:-1], intermediate_dim))
 
     def _kernel(self, name: str, inputs: int, outputs: int) -> Tensor:
         # Keras takes the fans of (E, inputs, outputs) for E times as large as those of each expert.
@@ -323,9 +319,5 @@ class Experts(Layer):
             inner = self.activation(ops.matmul(rows, self.kernel_in) + self.bias_in)  # (E, R, F)
         else:
             inner = self.activation(ops.matmul(rows, self.kernel_gate)) * ops.matmul(rows, self.kernel_in)
-        inner = inner if self.inner_norm is None else self.inner_norm(inner)
-        outputs = ops.matmul(inner, self.kernel_out)
+        outputs = ops.matmul(self._normed(inner), self.kernel_out)
         return outputs if self.bias_out is None else outputs + self.bias_out
-
-    def compute_output_shape(self, input_shape: tuple) -> tuple:
-        return input_shape

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention, attention_scores, masked_softmax
+from keras_transformer.layers.attention import MultiHeadAttention, attention_scores, masked_softmax
 from keras_transformer.layers.attention_ops import (
+    HIDDEN,
     Rotation,
     Shared,
     causal_mask,

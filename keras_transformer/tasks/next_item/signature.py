@@ -12,7 +12,7 @@ from keras_transformer import ops
 from keras_transformer.decoding.answers import Ranking, Seen
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
 from keras_transformer.decoding.signatures import NUM_ITEMS, VECTOR, Output, Outputs, Signature, known, moved
-from keras_transformer.layers.attention import HIDDEN
+from keras_transformer.layers.attention_ops import HIDDEN
 from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
