@@ -253,8 +253,8 @@ def _numbers_of(rows: list[Row], layout: Layout, path: Path) -> np.ndarray:
             raise RequestError(
                 f"{path}, {row.place}: expected {layout.dim} numbers; received {received!r:.60}"
             ) from None
-    for row, is_finite in zip(rows, np.isfinite(vectors).all(axis=1), strict=True):
-        if not is_finite:
+    for vector, row in zip(vectors, rows, strict=True):
+        if not np.isfinite(vector).all():
             raise RequestError(
                 f"{path}, {row.place}: expected finite numbers; the vector of {row.word.decode()!r:.60} has others"
             )
