@@ -138,7 +138,7 @@ def or_null(allowed: Allowed) -> Schema:
 def list_of(each: Allowed, least: int = 0, most: float = math.inf) -> Schema:
     """A list of `least` to `most` values."""
     return Schema(
-        "a list" + (f" of {least:,} to {most:,}" if most < math.inf else ""),
+        "a list" + (f" of {most:,}" if least == most else f" of {least:,} to {most:,}" if most < math.inf else ""),
         lambda value: isinstance(value, list) and least <= len(value) <= most,
         lambda value, place: ((of_type(each), one, f"{place}[{place_in}]") for place_in, one in enumerate(value)),
     )
