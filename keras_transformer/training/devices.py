@@ -263,9 +263,8 @@ def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> li
 
 
 def _heard_of(server: socket.socket, total: int, end: float) -> dict[int, tuple[socket.socket, Config]]:
-    """The connection of each other worker that calls in time, and its facts.
-
-    Whoever else calls is not heard, and keeps nobody waiting, silent or not.
+    """The connection of each other worker that calls in time, and its facts. Whoever else calls, silent or not, is not
+    heard, and keeps nobody waiting.
     """
     heard, begun = dict[int, tuple[socket.socket, Config]](), dict[Any, bytes]()
     server.setblocking(False)
