@@ -77,7 +77,7 @@ def image_probes(shape: Sequence[int]) -> list[np.ndarray]:
     return [np.zeros(shape, "uint8"), np.full(shape, 255, "uint8"), noise, slope]
 
 
-def images_of(folder: RunFolder, config: Mapping[str, object]) -> list[Any]:
+def images_of(folder: RunFolder, config: Mapping[str, Any]) -> list[Any]:
     """The first validation images of a run, (S, S, channels) uint8 each.
 
     Raises:
