@@ -243,7 +243,7 @@ def read_weights(loads: bool, folder: Path) -> None:
     run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
     if loads:
         model = model_of(folder)
-        run_folder.make_model = lambda config: model  # type: ignore[assignment,misc]
+        run_folder.make_model = lambda config: model  # type: ignore[assignment, misc]
         run_folder.load_model(folder)
     run_folder.check_model(RunFolder(folder))
     content_of(RunFolder(folder))
@@ -342,7 +342,7 @@ TASKS = "translation", "classification", "images", "language-model", "masked-tok
 CONFIG, MODEL, PROBES, GRAPH = "config.json", "model.keras", "run/cache/onnx-*/*.json", "run/cache/onnx-*/*.onnx"
 EXPORTED = "export/certificate.json", "export/onnx/translate.onnx"
 CLASSIFY, TRANSLATE = partial(answer, "classify", "run"), partial(answer, "translate", "export")
-# By the model and what is changed in its folder: files, and their form where it is not JSON.
+# By the model and what is changed in its folder: files, with their form where it is not JSON.
 FOREIGN: dict[tuple[str, str], list[Any]] = {
     **{(model, "license"): [CONFIG] for model in ("llama", "t5", "roberta")},
     **{(model, "license"): [CONFIG, "tokenizer.json"] for model in ("bert-labels", "bart", "gpt2")},

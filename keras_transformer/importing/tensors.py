@@ -274,6 +274,8 @@ class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     """
 
     dispatch = _Operations()
+    stack: list[Any]
+    append: Callable[[object], None]
 
     def _make_dictionary(self) -> None:
         self.append(Entries())  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, object_of, parse_json
+from keras_transformer.schema import having, list_of, object_of, parse_json, whole
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
@@ -241,17 +241,15 @@ def meet(facts: Config, seconds: float = MEETING_SECONDS) -> None:
 
 def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> list[str]:
     """Hears all workers and answers them: the name of an error and its message, which is empty if all is well."""
-    port = int(addresses[0].rpartition(":")[2])
-    has_both = socket.has_dualstack_ipv6()
+    port, has_both = int(addresses[0].rpartition(":")[2]), socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
     with ExitStack() as stack:
         try:
             server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=has_both))
         except OSError as error:
-            raise JobError(
-                f"cannot listen at {addresses[0]}, the chief's address ({error.strerror or error})"
-            ) from None
-        heard = _heard_of(server, range(1, len(addresses)), end)
+            reason = error.strerror or error
+            raise JobError(f"cannot listen at {addresses[0]}, the chief's address ({reason})") from None
+        heard = _heard_of(server, len(addresses), end)
         missing = [f"{number} ({addresses[number]})" for number in range(1, len(addresses)) if number not in heard]
         answer = ["", ""]
         if missing:
@@ -259,44 +257,35 @@ def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> li
         elif differing := [told for number in sorted(heard) if (told := _differing(number, heard[number][1], facts))]:
             answer = ["RequestError", f"{'; '.join(differing)}: start all workers with the same text and settings"]
         for caller, _ in heard.values():
-            try:
+            with suppress(OSError):
                 _send(stack.enter_context(caller), answer)
                 caller.recv(1)  # until the worker hangs up, so that the port is free at once for TensorFlow
-            except OSError:
-                continue
         return answer
 
 
-def _heard_of(server: socket.socket, workers: range, end: float) -> dict[int, tuple[socket.socket, Any]]:
-    """The connection of each worker that calls in time, and its facts.
-
-    Whoever else calls is not heard, and keeps nobody waiting, silent or not.
+def _heard_of(server: socket.socket, total: int, end: float) -> dict[int, tuple[socket.socket, Config]]:
+    """The connection of each other worker that calls in time, and its facts. Whoever else calls, silent or not, is not
+    heard, and keeps nobody waiting.
     """
-    heard, begun = dict[int, tuple[socket.socket, Any]](), dict[socket.socket, bytes]()
+    heard, begun = dict[int, tuple[socket.socket, Config]](), dict[Any, bytes]()
     server.setblocking(False)
     ready: Any
-    while len(heard) < len(workers) and (left := end - time.monotonic()) > 0:
+    while len(heard) < total - 1 and (left := end - time.monotonic()) > 0:
         for ready in wait([server, *begun], left):
-            try:
+            with suppress(OSError, ValueError):  # a stranger's
                 if ready is server:
                     begun[server.accept()[0]] = b""
-                elif (message := _read_on(ready, begun)) and message["worker"] in workers:
-                    heard[message["worker"]] = ready, message["facts"]
-            except (OSError, ValueError):
-                continue  # a stranger
+                    continue
+                line = begun.pop(ready)
+                line += (part := ready.recv(MAX_MESSAGE_BYTES))
+                if part and not part.endswith(b"\n") and len(line) < MAX_MESSAGE_BYTES:
+                    begun[ready] = line
+                    continue
+                message = parse_json(line, having(worker=whole(1, total - 1), facts=dict))
+                heard[message["worker"]] = ready, message["facts"]
         for caller in [*begun][:-MAX_CALLERS]:
             del begun[caller]
     return heard
-
-
-def _read_on(caller: socket.socket, begun: dict[socket.socket, bytes]) -> Any:
-    """The line of JSON that a caller has ended; None if more is to come. Raises OSError or ValueError for another."""
-    line = begun.pop(caller)  # before anything fails
-    line += (part := caller.recv(MAX_MESSAGE_BYTES))
-    if part and not part.endswith(b"\n") and len(line) < MAX_MESSAGE_BYTES:
-        begun[caller] = line
-        return None
-    return parse_json(line, having(worker=int, facts=dict))
 
 
 def _differing(number: int, theirs: Config, facts: Config) -> str:
@@ -308,19 +297,18 @@ def _differing(number: int, theirs: Config, facts: Config) -> str:
 def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
     """Calls the chief until it answers; see `_found_by_chief`."""
     host, _, port = address.rpartition(":")
+    place = host.strip("[]"), int(port)
     while (left := end - time.monotonic()) > 0:
-        try:
-            with socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=min(left, MESSAGE_SECONDS)
-            ) as connection:
-                # A port of this machine that nobody listens at may be connected with itself.
-                if connection.getsockname() != connection.getpeername():
-                    _send(connection, message)
-                    connection.settimeout(left + MESSAGE_SECONDS)
-                    with connection.makefile("rb") as file:
-                        return parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2))
-        except (OSError, ValueError):
-            pass  # the chief is not there yet
+        with (
+            suppress(OSError, ValueError),  # the chief is not there yet
+            socket.create_connection(place, timeout=min(left, MESSAGE_SECONDS)) as connection,
+        ):
+            # A port of this machine that nobody listens at may be connected with itself.
+            if connection.getsockname() != connection.getpeername():
+                _send(connection, message)
+                connection.settimeout(left + MESSAGE_SECONDS)
+                with connection.makefile("rb") as file:
+                    return parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2))
         time.sleep(BETWEEN_CALLS)
     return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
 

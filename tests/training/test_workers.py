@@ -186,8 +186,7 @@ def test_who_does_not_come_is_named_when_the_time_is_over(meet):
 
 def test_strangers_that_call_the_chief_are_not_heard_and_hold_nobody_up(meet, monkeypatch):
     """A silent one stays connected; others say what is no message, end in the middle of one, or say it in parts."""
-    create = socket.create_connection
-    silent: list[socket.socket] = []
+    create, silent = socket.create_connection, list[socket.socket]()
     calls = [
         b"GET / HTTP/1.1\r\n",
         b'{"worker": 7, "facts": {}}\n',
