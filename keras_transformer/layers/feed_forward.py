@@ -117,7 +117,7 @@ class FeedForward(_Network):
         ValueError: `intermediate_dim` is not positive.
     """
 
-    use_bias = True
+    _has_biases = True
 
     def build(self, input_shape: tuple) -> None:
         hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim
@@ -128,7 +128,7 @@ class FeedForward(_Network):
     def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
         """A kernel and its bias; None for no bias."""
         kernel = self.add_weight(name=f"kernel_{name}", shape=(inputs, outputs), initializer=glorot(gain))
-        if not self.use_bias:
+        if not self._has_biases:
             return kernel, None
         return kernel, self.add_weight(name=f"bias_{name}", shape=(outputs,), initializer="zeros")
 
@@ -172,7 +172,7 @@ class GatedFeedForward(FeedForward):
         **kwargs: object,
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
-        self.use_bias = use_bias
+        self.use_bias = self._has_biases = use_bias
 
     def build(self, input_shape: tuple) -> None:
         self.kernel_gate, self.bias_gate = self._product("gate", input_shape[-1], self.intermediate_dim)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import keras
 
@@ -30,8 +30,6 @@ from keras_transformer.schema import having, list_of, object_of, parse_json, who
 from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from keras_transformer.training.common_settings import Settings
 
     Strategy: TypeAlias = tf.distribute.Strategy | jax_devices.DataParallel
