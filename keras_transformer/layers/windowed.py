@@ -144,6 +144,8 @@ class WindowedAttention(MultiHeadAttention):
         """How a sequence is cut."""
         size = shorter(self.width, max(length, 1) if isinstance(length, int) else ops.maximum(length, 1))
         count = (length + (size - 1)) // size
+        if not isinstance(count, int):  # OpenVINO bounds it before it knows the length, and would find less than 0
+            count = ops.maximum(count, 0)
         return Blocks(count, size, shorter(self.num_before, size - 1), self.sizes_of_keys * size)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def test_verify_refuses_the_flags_of_an_export_and_a_run_of_another_kind(kept, s
     (tmp_path / "certificate.json").write_text(json.dumps({**content, "kind": "language-model"}))
     for request, words in (
         ("--verify x --out x", "no --out: leave it out"),
-        ("--verify x --beams 0", "no --beams: leave it out"),
+        ("--verify x --beams 2", "no --beams: leave it out"),
         ("", "expected a run folder to export, or --verify"),
         (f"--verify {tmp_path} {stored_run}", "an export of another kind of model"),
     ):
