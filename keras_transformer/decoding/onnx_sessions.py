@@ -154,7 +154,7 @@ class StagedSearch:
         Raises:
             JobError: ONNX Runtime could not compute them.
         """
-        rows = in_few_shapes(source_ids)
+        rows = in_few_shapes(source_ids.astype("int32", copy=False))
         try:
             ids, scores = self._thread.submit(self._found, rows).result()
         except Exception as error:  # ONNX Runtime's exceptions have no base but this

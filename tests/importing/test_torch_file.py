@@ -166,7 +166,7 @@ def test_a_pickle_that_doubles_itself_is_refused_at_once(tmp_path):
                 begin = time.process_time()
                 with pytest.raises(ValueError, match=r"^.{1,200}$"):
                     open_torch(tmp_path / "file")
-                assert time.process_time() - begin < 1, place
+                assert time.process_time() - begin < 5, place  # other threads of the process count, too
 
 
 @pytest.mark.parity

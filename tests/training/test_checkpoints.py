@@ -347,10 +347,9 @@ def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_pat
     assert runs.read_config(run) == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
 
     written = (run / "model.keras").read_bytes()
-    for last in (0, 4):
-        assert main(["average", str(run), "--last", str(last)]) == 2
-        told = rf"error: --last must be between 1 and the 3 checkpoints kept.*received: {last}\n"
-        assert re.fullmatch(told, capsys.readouterr().err)
+    assert main(["average", str(run), "--last", "4"]) == 2
+    told = r"error: --last must be between 1 and the 3 checkpoints kept.*received: 4\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
     DAMAGES["truncated"](run / "checkpoints/00000020.weights.npz")
     assert main(["average", str(run), "--last", "3"]) == 1
     assert re.search(r"00000020\.weights\.npz is damaged .*; it cannot be averaged", capsys.readouterr().err)

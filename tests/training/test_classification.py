@@ -73,7 +73,7 @@ def test_what_a_classifier_of_texts_refuses(learned, run, monkeypatch, tmp_path)
         assert (status, out) == (2, "") and message in err and [*tmp_path.iterdir()] == [learned], words
     config = read_config(learned)
     for labels, message in (
-        *((["a", 1], "a list of texts"), (["a", "a", "b"], "each label once")),
+        *((["a", 1], r"characters in a line under 'labels\[1\]'; received 1"), (["a", "a", "b"], "each label once")),
         (["a", "b"], "expected 3 labels in config.json; received 2"),
     ):
         (learned / "config.json").write_text(json.dumps({**config, "labels": labels}))

@@ -437,7 +437,7 @@ REFUSED = {
     "--feed-forward experts:num_experts=2,top_k=3": "received: --feed-forward top_k 3, --feed-forward num_experts 2",
     "--hours 1 --steps 5": "--hours sets the number of steps; received --steps too: give one of them",
     "--hours 1 --resume": "--hours times the first steps of a new run with one worker; received --resume",
-    "--devices tpu": "Received: 'tpu'",
+    "--devices tpu": "received: 'tpu'",
     "--devices 9": "`devices` must name GPUs that are there",
     "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
     "--resume --overwrite": "--resume continues a run and --overwrite removes it",
