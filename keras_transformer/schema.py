@@ -10,7 +10,6 @@ import json
 import math
 import re
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -96,10 +95,17 @@ def number(least: float = -math.inf, most: float = math.inf, below: float = math
 
     def holds(value: Any) -> bool:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max and least <= value <= most and value < below
+        return is_number and _is_finite(value) and least <= value <= most and value < below
 
     under = f" of at least {least:,} and less than {below:,}"
     return Schema(told or "a number" + (under if below < math.inf else _between(least, most)), holds)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _between(least: float, most: float) -> str:
