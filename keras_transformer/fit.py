@@ -21,6 +21,8 @@ from keras_transformer.losses import WEIGHTED_MEAN, SmoothedCrossEntropy
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
+ONE_HOT_LOSSES = keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy
+
 
 class WeightedFit(keras.Model):
     """Loss and metrics are means over labels by their weights: Σ w·ℓ / Σ w.
@@ -28,8 +30,7 @@ class WeightedFit(keras.Model):
     The mean is the same in `fit` and in `evaluate`, over a batch and over an epoch, however the labels are divided into
     batches. So weights of 1 are no weights, and weights ten times as large change nothing. A weight is that of a label,
     (B, T) of tokens or (B,) of rows, or that of a row (B,), which each of its labels then has. Without weights each
-    label counts that the loss counts: `SmoothedCrossEntropy` leaves out padding, and Keras's
-    loss its `ignore_class`.
+    label counts that the loss counts: `SmoothedCrossEntropy` leaves out padding, and Keras's loss its `ignore_class`.
 
     A loss that takes a mean, as Keras's losses do by default, takes this one. If the reduction of a loss is "sum", a
     step goes as far as the sum says, and the loss that is told is the mean of the batches' sums. Regularizers and
@@ -42,7 +43,7 @@ class WeightedFit(keras.Model):
         Raises:
             ValueError: there are several losses.
         """
-        if loss is not None and len(keras.tree.flatten(loss)) > 1:
+        if len(keras.tree.flatten(loss)) > 1:
             raise ValueError(f"`loss` must be one loss, for the model has one output. Received: loss={loss!r}")
         super().compile(optimizer, keras.tree.map_structure(_by_weights, loss), *args, **kwargs)
 
@@ -101,7 +102,10 @@ class WeightedFit(keras.Model):
 
     def build_for_training(self) -> None:
         """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
-        self._symbolic_build(data_batch=self.symbolic_batch())
+        inputs, labels, weights = self.symbolic_batch()
+        if any(isinstance(one, ONE_HOT_LOSSES) for one in keras.tree.flatten(self.loss)):
+            labels = keras.KerasTensor((*labels.shape, None))
+        self._symbolic_build(data_batch=(inputs, labels, weights))
 
     def symbolic_batch(self) -> tuple:
         """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
@@ -120,7 +124,7 @@ class WeightedFit(keras.Model):
 
     def _label_weights(self, labels: Tensor | None, weights: Tensor | None) -> Tensor:
         """The weight of each label, (B,) of rows or (B, T) of tokens, float32: 0 where the loss leaves a label out."""
-        if labels is None:  # `add_loss` alone
+        if labels is None:  # a step without labels
             return ops.ones((1,))
         rank = len(self.symbolic_batch()[1].shape)
         shape = ops.shape(labels)[:rank]  # labels may also be (B, 1), or have an entry for each class
@@ -150,6 +154,8 @@ def _counted(loss: Any, labels: Tensor, shape: tuple) -> Tensor:
 
 def _by_weights(loss: Any) -> Any:
     """The same loss, whose mean is one by weights."""
+    if loss is None:  # `add_loss` alone
+        return None
     loss = keras.losses.get(loss)
     if not isinstance(loss, keras.losses.Loss):
         return _FunctionLoss(loss)
@@ -309,7 +315,7 @@ class _TensorFlowFit(WeightedFit):
         if self.metrics_every == 1:
             track()
         else:
-            steps = tf.cast(self.optimizer.iterations.value, tf.int64)
+            steps = tf.cast(ops.convert_to_tensor(self.optimizer.iterations), tf.int64)
             tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
     def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:

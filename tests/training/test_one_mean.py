@@ -118,12 +118,16 @@ def regularized(micro_batches: int = 1) -> Any:
 
 def test_what_is_added_to_the_loss_counts_once_in_figure_and_gradient():
     plain, model = made(TOKENS), regularized()
-    expected = by_numpy(plain, TOKENS, TOKENS != 0)["loss"] + float(sum(model.losses))
+    expected = by_numpy(plain, TOKENS, TOKENS != 0)["loss"] + float(ops.sum(model.losses))
     model.compile(keras.optimizers.SGD(0.0), OURS, **EAGERLY)
     for batch_size in (2, 7):
         options = {"batch_size": batch_size, "verbose": 0}
         told = model.fit(IDS, TOKENS, **options).history["loss"][0], model.evaluate(IDS, TOKENS, **options)
         assert told == pytest.approx((expected, expected), rel=1e-5)
+    without_labels = regularized()
+    without_labels.compile(keras.optimizers.SGD(0.0), **EAGERLY)
+    alone = without_labels.fit(IDS, batch_size=2, verbose=0).history["loss"][0]
+    assert alone == pytest.approx(float(ops.sum(model.losses)), rel=1e-5)
     of_labels = gradient_of_a_step(plain, OURS, TOKENS)
     weights = [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
     both = [slope + 0.02 * weight for slope, weight in zip(of_labels, weights, strict=True)]
@@ -145,6 +149,16 @@ def test_micro_batches_and_several_steps_an_execution_change_nothing(case):
     told = model.fit(IDS, targets, **options).history["loss"][0], model.evaluate(IDS, targets, **options)
     assert told == pytest.approx((expected, expected), rel=1e-5)
     assert_same(gradient_of_a_step(model, loss, targets, given), once)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="strategies are TensorFlow's alone")
+def test_one_hot_labels_train_under_a_strategy_too():
+    import tensorflow as tf
+
+    with tf.distribute.OneDeviceStrategy("cpu").scope():
+        model = made(CLASSES)
+    found = gradient_of_a_step(model, ONE_HOT, keras.utils.to_categorical(CLASSES, 3))
+    assert_same(found, gradient_of_a_step(made(CLASSES), MEAN, CLASSES))
 
 
 @pytest.mark.parametrize("labels", [CLASSES, TOKENS], ids=["rows", "tokens"])
