@@ -16,10 +16,13 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.lazy import computed_after, is_fused
+from keras_transformer.lazy import computed_after, is_fused, tf
 from keras_transformer.ops import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]
+
+# Keras's name of Σ w·ℓ / Σ w, the one mean that the models know.
+WEIGHTED_MEAN = "mean_with_sample_weight"
 
 # Losses (N,), and a function from their gradient (N,) to the gradient of the logits (N, V).
 LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]
@@ -127,51 +130,88 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     tensor2tensor differs: there the true class has 1 − ε, and the V − 1 other classes share ε.
 
-    With sample weights the loss is the weighted sum. A `BatchPlan` weighs each token by 1 / (tokens of the global
-    batch), so the loss is the mean over the tokens of all replicas and micro-batches. Without weights the loss is the
-    mean over the real labels of the batch.
+    With sample weights the loss is Σ w·ℓ / Σ w over the labels that count, so weights of 1 are no weights.
 
     Args:
         label_smoothing: ε, at least 0 and less than 1.
-        reduction: "sum" alone.
+        reduction: "sum" takes Σ w·ℓ, and None or "none" gives w·ℓ of each label, 0 at padding. All others of Keras's
+            reductions are the mean above.
 
     Call arguments:
-        y_true: labels (B, T) or (B,).
+        y_true: labels (B, T) or (B,), or with one more axis of size 1.
         y_pred: logits (B, T, V) or (B, V).
         sample_weight: has the shape of the labels, or is None.
+
+    Raises:
+        ValueError: an argument's value is not allowed; the shapes do not fit; a label is not one of the V classes. What
+            TensorFlow compiles fails when it runs; the loss that XLA compiles is NaN.
     """
 
     def __init__(
         self,
         label_smoothing: float = 0.1,
         name: str = "smoothed_cross_entropy",
-        reduction: str | None = "sum",
+        reduction: str | None = WEIGHTED_MEAN,
         **kwargs: object,
     ):
-        if reduction != "sum":
-            raise ValueError(f"`reduction` must be 'sum': weights make a mean. Received: reduction={reduction!r}")
         super().__init__(name, reduction, **kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(
                 f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing!r}"
             )
+        if reduction not in (None, "none", "sum"):
+            self.reduction = WEIGHTED_MEAN
         self.label_smoothing = label_smoothing
 
+    @property
+    def dtype(self) -> None:
+        """None: Keras leaves the logits in their precision, and labels as integers."""
+
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        # Overrides Keras, which would cast the logits to float32.
-        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
-        if sample_weight is None:
-            real = ops.cast(real_labels(y_true), "float32")
-            sample_weight = real / ops.maximum(ops.sum(real), 1.0)
-        sample_weight = ops.convert_to_tensor(sample_weight, "float32")
-        check_shapes(y_pred, y_true=y_true, sample_weight=sample_weight)
-        return ops.sum(self.call(y_true, y_pred) * sample_weight)
+        y_true, y_pred = as_labels(y_true, y_pred), ops.convert_to_tensor(y_pred)
+        weights = ops.cast(real_labels(y_true), "float32")
+        if sample_weight is not None:
+            sample_weight = ops.convert_to_tensor(sample_weight, "float32")
+            check_shapes(y_pred, sample_weight=sample_weight)
+            weights = weights * sample_weight
+        return super().__call__(y_true, y_pred, weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return smoothed_cross_entropy(ops.cast(y_true, "int32"), y_pred, self.label_smoothing)
+        is_class = ops.logical_and(y_true >= 0, y_true < y_pred.shape[-1])
+        _require_classes(y_true, is_class, y_pred.shape[-1])
+        losses = smoothed_cross_entropy(y_true, y_pred, self.label_smoothing)
+        return ops.where(is_class, losses, math.nan)  # XLA can raise no error
 
     def get_config(self) -> Config:
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+def as_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    """Labels (...) of logits (..., V) as integers. They may also come as (..., 1).
+
+    Raises:
+        ValueError: the labels have another shape.
+    """
+    labels = ops.cast(ops.convert_to_tensor(labels), "int32")
+    if len(labels.shape) == len(logits.shape) and labels.shape[-1] == 1:
+        labels = ops.squeeze(labels, -1)
+    check_shapes(logits, y_true=labels)
+    return labels
+
+
+def _require_classes(labels: Tensor, is_class: Tensor, num_classes: int) -> None:
+    """Raises ValueError if a label is no class. A graph of TensorFlow fails when it runs."""
+    message = f"labels must be at least 0 and less than {num_classes}, the number of classes; padding is 0. Received: "
+    are_all = ops.all(is_class)
+    try:
+        are_known_to_be = bool(are_all)
+    except TypeError:  # within what is being compiled
+        if keras.config.backend() == "tensorflow" and not is_fused():
+            tf.debugging.Assert(are_all, [message, labels])
+        return
+    if not are_known_to_be:
+        wrong = ops.convert_to_numpy(labels)[~ops.convert_to_numpy(is_class)]
+        raise ValueError(f"{message}{sorted(set(wrong.tolist()))[:5]}")
 
 
 def check_shapes(logits: Tensor, **others: Tensor) -> None:

@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.losses import check_shapes
+from keras_transformer.losses import as_labels, check_shapes
 from keras_transformer.ops import Tensor
 
 __all__ = ["NDCGAt", "Perplexity", "RecallAt", "TokenAccuracy"]
@@ -23,12 +23,14 @@ NUM_CONTROL_IDS = 4  # the ids before the first item
 
 
 class _TokenMean(keras.metrics.Mean):
-    """The mean over all real labels, (B, T) padded with 0 or (B,), or over all labels by the weights given."""
+    """The mean over all real labels, (B, T) padded with 0 or (B,), by the weights given."""
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
-        labels, y_pred = ops.cast(y_true, "int32"), ops.convert_to_tensor(y_pred)
-        weights = real_labels(labels) if sample_weight is None else ops.convert_to_tensor(sample_weight)
-        check_shapes(y_pred, y_true=labels, sample_weight=weights)  # else they would be broadcast
+        labels, y_pred = as_labels(y_true, y_pred), ops.convert_to_tensor(y_pred)
+        weights = ops.cast(real_labels(labels), "float32")
+        if sample_weight is not None:
+            check_shapes(y_pred, sample_weight=sample_weight)  # else they would be broadcast
+            weights = weights * ops.cast(sample_weight, "float32")
         # Flat, because Keras averages over the axes after the first: tokens of narrow batches would count for more.
         values = ops.reshape(self.token_values(labels, y_pred), (-1,))
         return super().update_state(values, ops.reshape(weights, (-1,)))

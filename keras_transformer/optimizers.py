@@ -8,6 +8,7 @@ from keras_transformer.lazy import tf
 load_tensorflow()
 
 import keras
+from keras import ops
 
 from keras_transformer.ops import Tensor
 
@@ -47,7 +48,7 @@ class Adam(keras.optimizers.Adam):
         self, grads: list[Tensor], trainable_variables: list[keras.Variable], learning_rate: Tensor
     ) -> None:
         if self._is_fused():  # once a step, not once a weight: a launch on a GPU costs more than the number
-            step = tf.cast(self.iterations.value + 1, "float32")
+            step = tf.cast(ops.convert_to_tensor(self.iterations) + 1, "float32")
             corrections = tf.sqrt(1.0 - tf.pow(self.beta_2, step)), 1.0 - tf.pow(self.beta_1, step)
             learning_rate = tf.cast(learning_rate, "float32") * corrections[0] / corrections[1]
         super()._backend_update_step(grads, trainable_variables, learning_rate)

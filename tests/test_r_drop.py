@@ -103,11 +103,3 @@ def test_passes_that_agree_learn_as_one_pass(feed_forward):
 def test_dropout_treats_the_two_passes_unlike():
     one, other = (learned(alpha, dropout=0.5)[3] for alpha in (1e-9, 5.0))
     assert np.abs(one - other).max() > 1e-3
-
-
-def test_a_mean_without_weights_is_refused():
-    model = Uneven()
-    model.r_drop = ALPHA
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match=r"`r_drop` 0 for a loss that takes a mean.*r_drop=3\.0"):
-        model.train_on_batch(X, LABELS)

@@ -25,7 +25,7 @@ class BatchPlan(Plan):
 
     A global batch is what all replicas and accumulated micro-batches take together. It holds the same sentences however
     many they are: blank rows (pad ids of weight 0) make its number of rows a multiple of `num_replicas * accumulate`.
-    Each label weighs 1 / (real target tokens of the global batch), so the weighted sum of the losses is their mean.
+    Each label weighs 1, and padding 0.
 
     Args:
         corpus: the pairs.
@@ -106,9 +106,8 @@ class BatchPlan(Plan):
         source_ids = corpus.source_ids(rows, num_rows, width or int(corpus.source_lengths[rows].max()))
         target_ids = np.roll(np.where(labels == END, PAD, labels), 1, axis=1)
         target_ids[: len(rows), 0] = START
-        real = labels != PAD
-        weights = real / np.float32(real.sum())
-        return Batch({"source_ids": source_ids, "target_ids": target_ids}, labels, weights)
+        inputs = {"source_ids": source_ids, "target_ids": target_ids}
+        return Batch(inputs, labels, (labels != PAD).astype("float32"))
 
     def corpus_of(self, epoch: int) -> TokenizedCorpus:
         """The corpus as an epoch takes it; with subword sampling it is segmented anew."""
@@ -155,7 +154,7 @@ class BatchPlan(Plan):
 class RowPlan(BatchPlan):
     """Plans batches of rows of one sequence each, with a label at some of their places, as `BatchPlan` plans pairs.
 
-    Each label weighs 1 / (labels of the global batch).
+    Each label weighs 1.
 
     Args:
         corpus: the rows: `source_lengths` counts the ids of each, `target_lengths` the labels.
@@ -181,7 +180,7 @@ class RowPlan(BatchPlan):
             some, told = self.row(corpus, row, random)
             ids[number, : len(some)], labels[number, : len(told)] = some, told
         real = labels != PAD
-        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+        return Batch({"ids": ids}, labels, real.astype("float32"))
 
 
 class EqualPlan(Plan):

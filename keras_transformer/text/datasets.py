@@ -70,7 +70,7 @@ def datasets_from_files(
     corpus = corpus_from_files(source, target, valid_source, valid_target)
     text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
-    return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan, is_validation=True).dataset()
+    return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()
 
 
 def num_replicas(strategy: Any) -> int:
@@ -98,28 +98,25 @@ class Epochs:
     begins again. With subword sampling the epochs of a plan differ in their number of batches; here each has as many as
     the first: the rest is left out, and missing batches are taken from the next epoch.
 
-    Batches are (inputs, labels, weights). In training the weights of a batch sum to 1. In validation every real label
-    weighs 1, so that metrics are means over all tokens.
+    Batches are (inputs, labels, weights). Each real label weighs 1, and padding 0.
 
     Args:
         plan: the batches.
         epoch: the first epoch.
-        is_validation: weigh every real label alike.
     """
 
-    def __init__(self, plan: BatchPlan, epoch: int = 0, is_validation: bool = False):
+    def __init__(self, plan: BatchPlan, epoch: int = 0):
         self.plan = plan
         self.epoch = epoch
-        self.is_validation = is_validation
         self.num_batches = plan.num_batches(epoch)
 
     def batches(self) -> Iterator[Batch]:
         """Yields the batches of one epoch."""
         feed = generator(self.plan, Place(self.epoch))
-        for index, (inputs, labels, weights) in enumerate(islice(feed, self.num_batches), start=1):
+        for index, batch in enumerate(islice(feed, self.num_batches), start=1):
             if index == self.num_batches:
                 self.epoch += 1
-            yield inputs, labels, (weights > 0).astype(np.float32) if self.is_validation else weights
+            yield batch
 
     def dataset(self) -> Dataset:
         """The epochs as `fit` takes them on this backend.

@@ -14,7 +14,7 @@ from keras_transformer.text.feeding import Place, Plan, padded
 
 
 class Validation(keras.utils.PyDataset):
-    """The first epoch of a plan, whenever `fit` asks for it, in batches of few shapes. Every real label weighs 1.
+    """The first epoch of a plan, whenever `fit` asks for it, in batches of few shapes.
 
     Args:
         plan: the batches of validation.
@@ -30,8 +30,7 @@ class Validation(keras.utils.PyDataset):
         return self.plan.num_batches(0)
 
     def __getitem__(self, index: int) -> tuple:
-        inputs, labels, weights = padded(self.plan.batch(Place(0, index)), self.plan.divisor, per_octave=1)
-        return inputs, labels, (weights > 0).astype("float32")
+        return padded(self.plan.batch(Place(0, index)), self.plan.divisor, per_octave=1)
 
 
 class DataParallel:

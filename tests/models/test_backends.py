@@ -14,7 +14,7 @@ from tests.models.variants import cached_logits, make_inputs
 
 TESTS = Path(__file__).resolve().parents[1]
 # What the models of the first test do not have.
-LOSSES = ["training/test_losses.py", "test_ranking.py"]
+LOSSES = ["training/test_losses.py", "training/test_one_mean.py", "test_ranking.py"]
 TIES = "decoding/test_search.py::test_of_equal_values_the_first_are_chosen_with_keras_and_without"
 # JAX compiles each operation alone, which takes long: some tests of many. The models have every layer of text.
 ON_JAX = [

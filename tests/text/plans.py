@@ -1,7 +1,6 @@
 """What is true of the batches of every plan."""
 
 import numpy as np
-import pytest
 
 from keras_transformer.text.feeding import Batch, Place, Plan
 from keras_transformer.text.tokenizer import PAD
@@ -19,7 +18,7 @@ def batches_of(plan: Plan, epoch: int = 0) -> list[Batch]:
         inputs, labels, weights = batch
         is_real = weights > 0
         assert same(batch, plan.batch(place))
-        assert weights.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5) and len({*weights[is_real].tolist()}) == 1
+        assert {*weights.ravel().tolist()} <= {0.0, 1.0}
         assert plan.num_tokens(place) == is_real.sum() and not labels[~is_real].any()
         assert len(labels) % plan.divisor == 0  # type: ignore[attr-defined]
         for name, array in inputs.items():

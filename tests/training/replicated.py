@@ -36,7 +36,7 @@ def batches(rows: int = 12, length: int = 0) -> Iterator[Batch]:
             labels[row, real:] = 0
         ids = np.concatenate([np.full((rows, 1), 2, "int32"), labels[:, :-1]], axis=1)
         is_real = (labels != 0).astype("float32")
-        yield Batch({"ids": ids}, labels, is_real / is_real.sum())
+        yield Batch({"ids": ids}, labels, is_real)
 
 
 of_one_shape = functools.partial(batches, length=5)
@@ -84,6 +84,7 @@ def train(
     with_graph: bool = False,
     jit_compile: bool = False,
     data: Callable[[], Iterator[Batch]] = batches,
+    regularizer: Any = None,
     **options: Any,
 ) -> Trained:
     """A new model after two steps."""
@@ -91,12 +92,16 @@ def train(
     with strategy.scope():
         model = model_of(**options)
         model.micro_batches = micro_batches
+        for variable in model.trainable_variables:
+            variable.regularizer = regularizer
         metrics = [TokenAccuracy(), Perplexity()]
         loss = loss or SmoothedCrossEntropy(0.1)
         model.compile(optimizer(), loss, weighted_metrics=metrics, jit_compile=jit_compile)
         model.run_eagerly = not (with_graph or jit_compile)  # a graph takes longer to trace than two steps
     found = model.fit(spread(strategy, data, weighted), steps_per_epoch=STEPS, verbose=0, shuffle=False)
-    return [np.asarray(variable) for variable in model.trainable_variables], found.history
+    told = model.evaluate(spread(strategy, data, weighted), steps=STEPS, verbose=0, return_dict=True)
+    history = {**found.history, **{f"evaluated {name}": [value] for name, value in told.items()}}
+    return [np.asarray(variable) for variable in model.trainable_variables], history
 
 
 def assert_same(found: Trained, expected: Trained, tolerance: float = 1e-6) -> None:
@@ -117,6 +122,16 @@ def without_weights_the_mean_over_real_tokens_is_learned() -> None:
     expected = train()
     assert_same(train(weighted=False), expected)
     assert_same(train(2, micro_batches=3, weighted=False), expected)
+    of_keras = train(loss=mean_loss(ignore_class=0), weighted=False)
+    assert_same(train(2, loss=mean_loss(ignore_class=0), micro_batches=3, weighted=False), of_keras)
+    assert_same(of_keras, train(loss=SmoothedCrossEntropy(0.0)))
+
+
+def what_is_added_to_the_loss_counts_once() -> None:
+    """On two replicas with micro-batches as on one."""
+    once = train(regularizer=keras.regularizers.L2(0.01))
+    assert_same(train(2, micro_batches=3, regularizer=keras.regularizers.L2(0.01)), once)
+    assert np.all(np.array(once[1]["loss"]) > 1.02 * np.array(train()[1]["loss"]))
 
 
 def any_loss_of_keras_learns_the_weighted_sum() -> None:
@@ -142,13 +157,14 @@ def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
     def one_overflows() -> Iterator[Batch]:
         for step, batch in enumerate(batches()):
             rows = np.arange(len(batch.weights)) % 2 == (1 if step == 0 else 2)
-            yield batch._replace(weights=np.where(rows[:, None], 1e30, 1).astype("float32") * batch.weights)
+            yield batch._replace(weights=np.where(rows[:, None], 1e30, 0.01).astype("float32") * batch.weights)
 
     def remembered() -> Any:
         optimizers.append(adam())
         return optimizers[-1]
 
-    weights, _ = train(2, remembered, dtype="mixed_float16", data=one_overflows)
+    loss = SmoothedCrossEntropy(0.1, reduction="sum")
+    weights, _ = train(2, remembered, loss, dtype="mixed_float16", data=one_overflows)
     assert all(np.isfinite(weight).all() for weight in weights)
     assert np.asarray(optimizers[0].iterations) == STEPS - 1
 
@@ -199,6 +215,7 @@ def compiled_by_xla_it_learns_the_same() -> None:
 QUICK = [
     two_learn_what_one_learns,
     without_weights_the_mean_over_real_tokens_is_learned,
+    what_is_added_to_the_loss_counts_once,
     any_loss_of_keras_learns_the_weighted_sum,
     in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none,
     timed_steps_leave_nothing_and_are_repeated_exactly,

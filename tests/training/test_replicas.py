@@ -1,5 +1,6 @@
 """Replicas, micro-batches and what a step is made of: however the batch is spread, the same is learned."""
 
+import inspect
 import os
 import shlex
 import warnings
@@ -31,21 +32,31 @@ def test_two_replicas(cases, tmp_path):
     run_module(tmp_path, "tests.training.replicated", *(case.__name__ for case in cases))
 
 
-def test_a_mean_of_the_means_of_parts_and_several_losses_are_refused():
-    model = model_of()
-    model.micro_batches = 3
-    model.compile(sgd(), mean_loss(), run_eagerly=True)
-    with pytest.raises(ValueError, match="give weights, or a loss whose reduction is 'sum'. Received: micro_batches=3"):
-        model.train_on_batch(BATCH.inputs, BATCH.labels)
+def test_several_losses_are_refused():
     with pytest.raises(ValueError, match="Received: loss"):
         model_of().compile(sgd(), [mean_loss()] * 2)
 
 
-def test_adam_in_one_kernel_is_that_of_keras():
-    kept = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9, "weight_decay": 0.1}
+OF_ADAM: list[dict[str, Any]] = [
+    {"weight_decay": 0.1, "clipnorm": 0.1, "name": "mine"},
+    {"gradient_accumulation_steps": 2, "global_clipnorm": 0.1},
+    {"use_ema": True, "ema_overwrite_frequency": 1, "clipvalue": 0.01, "loss_scale_factor": 4.0},
+    {"amsgrad": True},
+]
+
+
+@pytest.mark.parametrize("given", OF_ADAM, ids=lambda given: next(iter(given)))
+def test_adam_in_one_kernel_is_that_of_keras(given):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
-    ours, theirs = (partial(adam, schedule, **kept) for adam in (optimizers.Adam, keras.optimizers.Adam))
-    assert_same(train(1, ours), train(1, theirs), 1e-5)
+    kept = {"learning_rate": schedule, "beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9, **given}
+    ours, theirs = (partial(adam, **kept) for adam in (optimizers.Adam, keras.optimizers.Adam))
+    with_graph = "gradient_accumulation_steps" in given
+    assert_same(train(1, ours, with_graph=with_graph), train(1, theirs, with_graph=with_graph), 1e-5)
+
+
+def test_all_arguments_of_keras_adam_are_tried():
+    named = inspect.signature(keras.optimizers.Adam).parameters.keys() - {"kwargs", "ema_momentum"}
+    assert named == {"learning_rate", "beta_1", "beta_2", "epsilon"}.union(*OF_ADAM)
 
 
 def test_metrics_look_at_the_whole_of_the_first_step_after_a_reset():
@@ -57,7 +68,7 @@ def test_metrics_look_at_the_whole_of_the_first_step_after_a_reset():
         data = (tuple(batch) for _ in range(9) for batch in (BATCH, OTHER))
         found += model.fit(data, epochs=2, steps_per_epoch=2, verbose=0, shuffle=False).history["accuracy"]
     right = np.asarray(model(BATCH.inputs)).argmax(-1) == BATCH.labels
-    np.testing.assert_allclose(found, [(right * BATCH.weights).sum()] * 4, rtol=1e-6)
+    np.testing.assert_allclose(found, [np.average(right, weights=BATCH.weights)] * 4, rtol=1e-6)
 
 
 def test_an_auxiliary_loss_is_no_part_of_the_loss_that_is_told():

@@ -77,5 +77,5 @@ class LabelledPlan(BatchPlan):
             text = corpus.ids(row)  # type: ignore[attr-defined]
             ids[number, : len(text)] = text
             labels[number] = corpus.labels[row]  # type: ignore[index]
-            weights[number] = 1 / len(rows)
+            weights[number] = 1
         return Batch({"ids": ids}, labels, weights)

@@ -72,7 +72,7 @@ def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
 class ImagePlan(EqualPlan):
     """Plans batches of labelled images, in each epoch in another order.
 
-    A batch has as many images as its budget of patches holds. Each real label weighs 1 / (images of the global batch).
+    A batch has as many images as its budget of patches holds. Blank images weigh 0.
 
     Args:
         pixels: the images.
@@ -104,7 +104,7 @@ class ImagePlan(EqualPlan):
             down, right = np.rint(random.uniform(-self.random_shift, self.random_shift, 2)).astype(int)
             to[:] = shifted(self.pixels.images[row], down, right)
         labels[: len(rows)] = self.pixels.labels[rows]
-        weights[: len(rows)] = 1 / max(1, len(rows))
+        weights[: len(rows)] = 1
         return Batch({"images": images}, labels, weights)
 
     def order(self, epoch: int) -> np.ndarray:

@@ -51,7 +51,7 @@ class WindowPlan(EqualPlan):
 
     A window has C tokens of the text as labels. Its inputs are the start id and the first C - 1 of them. In each epoch
     the windows follow one another from another place of the text's first C tokens on, and come in another order; what
-    is left at the end is left out. Each label weighs 1 / (labels of the global batch).
+    is left at the end is left out. Each label weighs 1.
 
     Args:
         ids: (N,) the text.
@@ -88,7 +88,7 @@ class WindowPlan(EqualPlan):
         ids = np.roll(labels, 1, axis=1)
         ids[: len(starts), 0] = START
         real = labels != PAD
-        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+        return Batch({"ids": ids}, labels, real.astype("float32"))
 
     def order(self, epoch: int) -> np.ndarray:
         """Where the windows of an epoch begin."""
@@ -138,7 +138,7 @@ class PairRows:
 class PairPlan(BatchPlan):
     """Plans batches of pairs, each in one row, as `BatchPlan` plans those of sentence pairs.
 
-    A row's inputs are the start id and the row without its last id. Each label weighs 1 / (labels of the batch).
+    A row's inputs are the start id and the row without its last id. Each label weighs 1.
 
     Args:
         corpus: the pairs.
@@ -161,4 +161,4 @@ class PairPlan(BatchPlan):
         unlabelled[: len(rows), 0] = corpus.source_lengths[rows] - corpus.target_lengths[rows]
         labels = np.where(np.arange(texts.shape[1]) < unlabelled, PAD, texts)
         real = labels != PAD
-        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+        return Batch({"ids": ids}, labels, real.astype("float32"))
