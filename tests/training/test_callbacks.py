@@ -58,7 +58,7 @@ def test_a_stop_looks_at_loss_and_weights_before_it_saves():
     model: Any = SimpleNamespace(trainable_variables=[np.ones(2), np.array([1.0, np.nan])])
     check.set_model(model)
     check.check({"loss": 1.0})
-    stop = Interrupt(check.check_weights, lambda: saved.append(True), "again")
+    stop = Interrupt(check.check_weights, lambda: saved.append(True))
     stop.set_params({"steps": 5})
     stop.received = 15
     for loss in (float("nan"), 1.0):  # the update that follows may have made weights NaN
