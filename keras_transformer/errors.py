@@ -201,8 +201,9 @@ def _without_garbage_collection() -> Iterator[None]:
 def _stoppable() -> Iterator[None]:
     """Makes Ctrl-C and SIGTERM raise `Stopped`, so that `finally` blocks remove unfinished files.
 
-    A library may make another error of it, as NumPy does while it is imported. A signal that the parent process has
-    made this one ignore stays ignored.
+    A library may make another error of it, as NumPy does while it is imported, and Python drops it where it comes in a
+    callback, as of the search for garbage: then it is raised at the next line that is said. A signal that the parent
+    process has made this one ignore stays ignored.
     """
     global _pending
     if threading.current_thread() is not threading.main_thread():
@@ -214,6 +215,8 @@ def _stoppable() -> Iterator[None]:
         _pending = Stopped(number, f"stopped by {STOPS[number]}")
         raise _pending
 
+    unraisable = sys.unraisablehook
+    sys.unraisablehook = lambda found: None if isinstance(found.exc_value, Stopped) else unraisable(found)
     heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heard}
     try:
@@ -223,7 +226,7 @@ def _stoppable() -> Iterator[None]:
             raise _pending from None
         raise
     finally:
-        _pending = None
+        _pending, sys.unraisablehook = None, unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -71,11 +71,10 @@ def check_there(path: str | os.PathLike[str], kind: str) -> None:
         path: the path. A pipe passes for a file.
         kind: "FILE", "FOLDER" or "RUN", as the help writes it.
     """
-    is_file = kind == "FILE"
     if not os.path.exists(path):  # noqa: PTH110 (`Path.exists` raises in a folder that may not be searched)
         raise RequestError(f"no such {kind.lower()}: {path}; check the path")
-    if Path(path).is_dir() == is_file:
-        raise RequestError(f"expected a {'file' if is_file else 'folder'}; {path} is none: check the path")
+    if Path(path).is_dir() == (kind == "FILE"):
+        raise RequestError(f"expected a {'file' if kind == 'FILE' else 'folder'}; {path} is none: check the path")
 
 
 def user_cache() -> Path:

@@ -192,16 +192,23 @@ def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
     assert len(refused) > 30 and not [message for message in refused if "\n" in message]
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "compare", "translate"])
-def test_what_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_an_unknown_tokenizer_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
     monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
-    text = tmp_path / "text"
+    text, others = tmp_path / "text", [tmp_path / "run"] if verb == "compare" else []
     text.write_text("two dogs\n")
-    others = [tmp_path / "run"] if verb == "compare" else []
-    words = [*others, "--source", text, "--reference", text, "--tokenize", "nonsense"]
-    status, _, err = run(verb, *(["--prefix", "nowhere"] if verb == "translate" else words), stdin=SOURCE)
-    told = "no such file: nowhere" if verb == "translate" else "expected a tokenizer among"
-    assert status == 2 and f"error: {told}" in err and err.count("\n") == 1
+    status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense", stdin=SOURCE)
+    assert status == 2 and "error: expected a tokenizer among" in err and err.count("\n") == 1
+
+
+def test_ctrl_c_in_the_midst_of_timing_ends_a_process_in_one_line(tmp_path):
+    command = [sys.executable, "train.py", *tiny_flags(tmp_path, tmp_path / "run"), "--steps", "3000"]
+    heard: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background ignores it)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+        assert "timing the first steps\n" in (told := iter(process.stderr or ()))  # reads up to there
+        process.send_signal(signal.SIGINT)
+        assert [*told] == ["stopped by Ctrl-C; nothing of it is left: begin again\n"]
+    assert process.returncode == 130 and not (tmp_path / "run").exists()
 
 
 def test_a_wrong_path_is_told_by_every_command_before_tensorflow_is_imported(run_folder, tmp_path):

@@ -32,6 +32,7 @@ Item = TypeVar("Item")
 COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 ENGINES = ("auto", "onnx", "keras")
+READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `Parser`
 IN_WHEEL = "keras_transformer.export"
 
 
@@ -46,10 +47,9 @@ class Parser(argparse.ArgumentParser):
         """As in `argparse`."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
-            if action.metavar in ("FILE", "FOLDER", "RUN") and action.dest != "out":
-                given = getattr(found, action.dest) or []
-                for path in [given] if isinstance(given, str) else given:
-                    _check_read(path, action.metavar)
+            given = getattr(found, action.dest, None) if action.metavar in READ and action.dest != "out" else None
+            for path in [given] if isinstance(given, str) else given or []:
+                _check_read(path, str(action.metavar))
         return found, rest
 
     def error(self, message: str) -> NoReturn:

@@ -168,8 +168,8 @@ class Interrupt(keras.callbacks.Callback):
     def _receive(self, number: int, frame: object) -> None:
         if self.received is not None:
             raise Stopped(number, "stopped at once")
-        has_bar = sys.stderr is not None and sys.stderr.isatty()  # in whose line the terminal has put ^C
-        say(f"{chr(10) * has_bar}finishing the step, then saving")
+        is_bar = bool(sys.stderr and sys.stderr.isatty())  # in whose line the terminal has put ^C
+        say("\n" * is_bar + "finishing the step, then saving")
         self.received = number
 
 

@@ -31,7 +31,7 @@ from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
-from keras_transformer.training.timing import Estimate, estimate, is_timed, takes_smaller, tell_time
+from keras_transformer.training.timing import estimate, is_timed, takes_smaller, tell_time
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -178,22 +178,18 @@ def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> 
     """The model that the run trains, after its time was told: where `--hours` asks for it, a smaller one than `model`,
     or one with another learning rate.
     """
-
-    def estimated() -> Estimate:
+    while True:
         compile_ahead(run, data.plan, model, strategy)
+        if num_workers() > 1 or not is_timed(run, data.plan):
+            return model
         batches = _batches(data.plan, strategy, Progress()), _valid_batches(data.valid_plan, strategy)
         with _feeding_errors():
-            return estimate(run, data, model, *batches)
-
-    if num_workers() > 1 or not is_timed(run, data.plan):
-        compile_ahead(run, data.plan, model, strategy)
-        return model
-    found = estimated()
-    while takes_smaller(run, found):
+            found = estimate(run, data, model, *batches)
+        if not takes_smaller(run, found):
+            break
         seed(run.settings.seed)
         with strategy.scope():
             model = compiled_model(run)
-        found = estimated()
     if tell_time(run, found):
         with strategy.scope():
             _compile(run, model)

@@ -131,8 +131,8 @@ def _settings_of_data(given: Config, cls: type[Any]) -> Any:
     Raises:
         RequestError: a flag makes another senseless, the flags name no corpus, or a file is not there.
     """
-    cls.check_paths(given)
     cls.check_given(given)
+    cls.check_paths(given)
     names = {setting.name for setting in fields(cls) if setting.metadata["group"] == DATA or setting.name == "seed"}
     settings = cls(**{name: given[name] for name in given if name in names})
     settings.check_together()

@@ -95,15 +95,13 @@ def _undone(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_stopped = isinstance(error, Stopped | KeyboardInterrupt)
-        is_gone = is_stopped or isinstance(error, RequestError) or run.settings.hours is not None
+        is_gone = isinstance(error, RequestError | Stopped | KeyboardInterrupt) or run.settings.hours is not None
         came_back = not run.is_resumed and restore_replaced(run.folder)
         goes_on = run.is_resumed or (run.folder.has_checkpoint and not came_back)
         if is_gone and not (goes_on or came_back):
             folders.remove_parts(run.folder.path, run.folder.parts())
         if isinstance(error, Stopped):
-            begins_again = "nothing of the new run is left, and the same command begins it again"
-            left = f"go on with: {resume_command(run.folder)}" if goes_on else begins_again
+            left = f"go on with: {resume_command(run.folder)}" if goes_on else "nothing of it is left: begin again"
             raise Stopped(error.signal_number, f"{error}; {left}") from None
         raise
 

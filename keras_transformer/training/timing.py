@@ -18,7 +18,7 @@ from keras_transformer.making import AUTO, AUTO_ROWS, count_parameters
 from keras_transformer.options import Config
 from keras_transformer.own_parts import import_flags
 from keras_transformer.plots.pictures import learning_curves
-from keras_transformer.run_folder import write_config
+from keras_transformer.run_folder import checkpoint_steps, write_config
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training import resolution
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
@@ -96,8 +96,7 @@ def is_timed(run: Run, plan: Plan) -> bool:
 
 def steps_left(run: Run) -> int:
     """The steps that a run has before it, by its settings and its newest checkpoint."""
-    done = Checkpoints(run.folder.checkpoints).whole_steps() if run.is_resumed else []
-    return run.settings.steps - max(done, default=0)
+    return run.settings.steps - max(checkpoint_steps(run.folder.checkpoints, "state"), default=0)
 
 
 def takes_smaller(run: Run, found: Estimate) -> bool:
@@ -127,10 +126,8 @@ def takes_smaller(run: Run, found: Estimate) -> bool:
     run.config["model"] |= {name: one for name, one in resolution.model_arguments(other).items() if name in changed}
     run.config["parameters"] = count_parameters(run.config["model"])
     write_config(run.folder, run.config)
-    say(
-        f"{told}, of {settings.num_layers} layers of {settings.hidden_dim}: taking {other.num_layers} layers of "
-        f"{other.hidden_dim}; a flag wins"
-    )
+    sizes = [f"{one.num_layers} layers of {one.hidden_dim}" for one in (settings, other)]
+    say(f"{told}, {sizes[0]}: taking {sizes[1]}")
     return True
 
 
