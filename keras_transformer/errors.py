@@ -80,7 +80,7 @@ def say(message: str) -> None:
     Raises:
         Stopped: a signal came before, and a library swallowed the exception.
     """
-    if _pending is not None and sys.exc_info()[1] is not _pending:
+    if _pending is not None and not isinstance(sys.exc_info()[1], Stopped):
         raise _pending
     _write(sys.stderr, f"{message}\n")
 

@@ -66,7 +66,8 @@ def unfinished_hint(run: RunFolder) -> str:
     """How to go on with a run that has not come to its end; empty for one that has, and for an export."""
     config = read_config(run) if run.is_run() else {"settings": {}}
     steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    is_unfinished = steps is not None and not (run.model.is_file() and is_finished(config, steps))
+    is_made = run.model.is_file() or not run.is_run()
+    is_unfinished = not is_made or (steps is not None and not is_finished(config, steps))
     return f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
 
 

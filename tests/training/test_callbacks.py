@@ -85,6 +85,9 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
         assert len(drawn) < columns and (left == 0 if step == 40 else left - drawn.count("━") in (0, 1))
         assert drawn.lstrip("━─ ").startswith(f"{step}/40 · loss 2.000 · ")
         assert columns < 120 or drawn.endswith("bleu 31.40") and drawn.count("━") > 30
+        line.close()
+        Interrupt(print, print)._receive(2, None)
+        assert capsys.readouterr().err.endswith("\r\nfinishing the step, then saving\n"), "each in its own line"
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
