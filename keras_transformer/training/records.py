@@ -175,7 +175,7 @@ class ProgressLine(keras.callbacks.Callback):
     def close(self) -> None:
         """Takes the bar away, so that what is said next has its line."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.clear()
 
     def _line(self, logs: dict) -> str:
         progress, loss = self.progress, float(logs.get("loss", math.nan))

@@ -196,9 +196,9 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_nothing_or_goes_on(t
         signal.signal(signal.SIGINT, before)
         return last.removeprefix(f"stopped by {STOPS[number]}; ")
 
-    for words, (module, names) in itertools.product((flags, flags.replace("steps 3", "hours 1")), moments.items()):
-        for name in names:
-            assert stopped_at(module, name, words) == "nothing of it is left: begin again" and not run.path.exists()
+    ways = itertools.cycle([flags, flags.replace("steps 3", "hours 1"), flags])
+    for module, name in ((module, name) for module, names in moments.items() for name in names):
+        assert stopped_at(module, name, next(ways)) == "nothing of it is left: begin again" and not run.path.exists()
     with monkeypatch.context() as patch:
         patch.setattr(learning, "fit", Mock(side_effect=JobError("no")))
         trained(tmp_path, flags, status=1)
