@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from keras_transformer import family, own_parts
-from keras_transformer.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.making import AUTO_ROWS
+from keras_transformer.run_folder import RunFolder, load_model, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import learning, timing
@@ -19,7 +20,7 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.flags import parser
 from keras_transformer.training.resolution import learning_rate, model_arguments, resolve, with_steps
 from keras_transformer.training.timing import Estimate
-from tests.tiny_corpus import tiny_flags
+from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import assert_same_end, trained
 
 
@@ -102,6 +103,18 @@ def test_hours_take_the_next_smaller_model_of_auto_until_a_quarter_of_its_steps_
         assert ("none is smaller" in said) == (hours == 0.1)
     for chosen in {"num_heads": 8}, {"preset": "base"}, {"positions": "rotary"}:
         assert not timing.takes_smaller(run_of({"hours": 0.1, **chosen}), slow)
+
+
+def test_the_smaller_model_is_the_one_that_trains_and_stays(tmp_path, monkeypatch):
+    row = {**AUTO_ROWS[0], "num_layers": 1, "num_heads": 2, "vocabulary_size": 32, "checkpoint_every": 2}
+    for least, width in {0: 16, 99: 32}.items():
+        monkeypatch.setitem(AUTO_ROWS, least, {**row, "hidden_dim": width, "intermediate_dim": width})
+    found = iter([Estimate(9.0, 1.0, 0.0, 2), Estimate(1.0, 1.0, 0.0, 2)])
+    monkeypatch.setattr(learning, "estimate", lambda *_: next(found))
+    own = "--source {} --target {} --bleu-sentences 0 --devices cpu".format(*write_corpus(tmp_path))
+    told = trained(tmp_path, f"{own} --hours {5 / 3600} --out run")
+    assert ", 1 layers of 32: taking 1 layers of 16\n" in told and "step 3/3" in told
+    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run")["settings"]["hidden_dim"] == 16
 
 
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
