@@ -34,7 +34,7 @@ SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as
 SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
 LONG_SECONDS = 2 * 3600.0
-LEAST_SHARE = 1 / 4  # of its steps that a model of the preset `auto` makes; see `takes_smaller`
+LEAST_SHARE = 1 / 4  # that a model of the preset `auto` makes of its steps; see `takes_smaller`
 OF_RECIPE = ("dropout", "warmup_steps", "learning_rate_factor")  # which go with the size of a model
 FORWARD_SHARE = 1 / 3  # so much of a step is its forward pass, where validation has too few batches to be timed
 

@@ -20,8 +20,7 @@ RUN, TEXT = sys.argv[1], __file__
 RIGHT = {"FILE": TEXT, "FOLDER": ".", "RUN": RUN}
 WRONG = {"FILE": ("nowhere", "empty"), "FOLDER": ("nowhere", TEXT), "RUN": ("nowhere", "empty")}
 parsers: Any = next(action.choices for action in make_parser()._actions if action.choices)
-student = f"distill {RUN} --source {TEXT} --out new --train --valid-source nowhere"
-given: list[Any] = [(main, "nowhere", student.split())]
+given: list[Any] = [(main, "no.en", f"distill {RUN} --source {TEXT} --out new --train --valid-source no.en".split())]
 for name, parser in parsers.items():
     for action in (one for one in parser._actions if one.metavar in WRONG and one.dest != "out"):
         needed = [one for one in parser._actions if one.required or not one.option_strings or one is action]
