@@ -150,7 +150,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
 def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
-    It is timed first, unless several workers train together.
+    The run is timed first, unless several workers train together.
 
     Raises:
         Stopped: a signal came; the run is saved.
