@@ -188,7 +188,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except (SystemExit, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt, Stopped):
         if not received:
             raise
     finally:

@@ -111,8 +111,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--n-best", type=COUNT, help="hypotheses in SavedModel's signature n_best; all beams by default")
     for side in ("source", "target"):
         add(f"--{side}-language", help=f"the {side}'s language, of a model between many languages")
-    add("--sentences", help="a file of sentences to certify on; the run's validation text by default")
-    add("--references", help="a file of their translations, for BLEU")
+    add("--sentences", metavar="FILE", help="a file of sentences to certify on; the run's validation text by default")
+    add("--references", metavar="FILE", help="a file of their translations, for BLEU")
 
 
 if __name__ == "__main__":

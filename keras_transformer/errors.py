@@ -22,6 +22,7 @@ from keras_transformer.schema import Schema, number, or_null, printable, shown, 
 PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
 MAX_MESSAGE = 2_000  # characters
+STOPS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
@@ -77,9 +78,9 @@ def say(message: str) -> None:
     """Writes a line to standard error. Standard output is for results.
 
     Raises:
-        Stopped: SIGTERM came before, and a library swallowed the exception.
+        Stopped: a signal came before, and a library swallowed the exception.
     """
-    if _pending is not None:
+    if _pending is not None and not isinstance(sys.exc_info()[1], Stopped):
         raise _pending
     _write(sys.stderr, f"{message}\n")
 
@@ -198,7 +199,12 @@ def _without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Makes SIGTERM raise `Stopped`, so that `finally` blocks remove unfinished files."""
+    """Makes Ctrl-C and SIGTERM raise `Stopped`, so that `finally` blocks remove unfinished files.
+
+    A library may make another error of it, as NumPy does while it is imported, and Python drops it where it comes in a
+    callback, as of the search for garbage: then it is raised at the next line that is said. A signal that the parent
+    process has made this one ignore stays ignored.
+    """
     global _pending
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -206,15 +212,23 @@ def _stoppable() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         global _pending
-        _pending = Stopped(number, "stopped by SIGTERM")
+        _pending = Stopped(number, f"stopped by {STOPS[number]}")
         raise _pending
 
-    before = signal.signal(signal.SIGTERM, stop)
+    unraisable = sys.unraisablehook
+    sys.unraisablehook = lambda found: None if isinstance(found.exc_value, Stopped) else unraisable(found)
+    heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
+    except Exception:
+        if _pending is not None:
+            raise _pending from None
+        raise
     finally:
-        _pending = None
-        signal.signal(signal.SIGTERM, before)
+        _pending, sys.unraisablehook = None, unraisable
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check_utf8(arguments: Iterable[str]) -> None:

@@ -62,6 +62,21 @@ def check_writable(path: Path, mend: str = "choose another folder") -> None:
         raise RequestError(f"{problem} {above}; {mend}")
 
 
+def check_there(path: str | os.PathLike[str], kind: str) -> None:
+    """Raises RequestError unless a file, or a folder, is there.
+
+    Whatever a command is told to read is looked at so before TensorFlow is imported: a wrong path is told at once.
+
+    Args:
+        path: the path. A pipe passes for a file.
+        kind: "FILE", "FOLDER" or "RUN", as the help writes it.
+    """
+    if not os.path.exists(path):  # noqa: PTH110 (`Path.exists` raises in a folder that may not be searched)
+        raise RequestError(f"no such {kind.lower()}: {path}; check the path")
+    if Path(path).is_dir() == (kind == "FILE"):
+        raise RequestError(f"expected a {'file' if kind == 'FILE' else 'folder'}; {path} is none: check the path")
+
+
 def user_cache() -> Path:
     """The folder in which this user's files of this package may be kept; it need not be there.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import load_tensorflow
 
 
-class _LazyModule:
+class LazyModule:
     """A module that is imported when one of its names is first asked for.
 
     Args:
@@ -29,7 +29,7 @@ class _LazyModule:
 if TYPE_CHECKING:
     import tensorflow as tf
 else:
-    tf = _LazyModule("tensorflow")
+    tf = LazyModule("tensorflow")
 
 
 def lazy_names(

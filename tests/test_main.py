@@ -93,7 +93,7 @@ def test_carriage_returns_change_nothing_and_invalid_utf8_is_replaced_and_counte
     _, expected, _ = run("translate", stdin="one\ufffdtwo\none\n\ufffd\n".encode())
     status, out, err = run("translate", stdin=b"one\xfftwo\r\none\n\xc3")
     assert (status, out) == (0, expected)
-    assert err == "warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n"
+    assert err.startswith("warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n")
 
 
 def test_scores_and_alignments_are_columns_and_lists_are_in_the_format_of_moses(run, translator):
@@ -192,16 +192,40 @@ def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
     assert len(refused) > 30 and not [message for message in refused if "\n" in message]
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "compare", "translate"])
-def test_what_is_not_there_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_an_unknown_tokenizer_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
     monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
-    text = tmp_path / "text"
+    text, others = tmp_path / "text", [tmp_path / "run"] if verb == "compare" else []
     text.write_text("two dogs\n")
-    others = [tmp_path / "run"] if verb == "compare" else []
-    words = [*others, "--source", text, "--reference", text, "--tokenize", "nonsense"]
-    status, _, err = run(verb, *(["--prefix", "nowhere"] if verb == "translate" else words), stdin=SOURCE)
-    told = "no such file: nowhere" if verb == "translate" else "expected a tokenizer among"
-    assert status == 2 and f"error: {told}" in err and err.count("\n") == 1
+    status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense", stdin=SOURCE)
+    assert status == 2 and "error: expected a tokenizer among" in err and err.count("\n") == 1
+
+
+def test_ctrl_c_in_the_midst_of_timing_ends_a_process_in_one_line(tmp_path):
+    command = [sys.executable, "train.py", *tiny_flags(tmp_path, tmp_path / "run"), "--steps", "3000"]
+    heard: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background ignores it)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+        assert "timing the first steps\n" in (told := iter(process.stderr or ()))  # reads up to there
+        process.send_signal(signal.SIGINT)
+        assert [*told] == ["stopped by Ctrl-C; nothing of it is left: begin again\n"]
+    assert process.returncode == 130 and not (tmp_path / "run").exists()
+
+
+def test_a_wrong_path_is_told_by_every_command_before_tensorflow_is_imported(run_folder, tmp_path):
+    """Help calls it FILE, FOLDER or RUN; what a command writes has another name, or is --out."""
+    command = [sys.executable, ROOT / "tests" / "programs" / "wrong_paths.py", run_folder]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and int(done.stdout) > 150, done.stdout + done.stderr
+
+
+def test_a_line_that_was_translated_to_nothing_is_counted_and_an_unfinished_run_is_named(run, run_folder, monkeypatch):
+    config = json.loads((run_folder / "config.json").read_text())
+    monkeypatch.setattr("keras_transformer.text.tokenizer.Tokenizer.decode", lambda self, ids: [""] * len(ids))
+    for settings, hint in ({}, ""), ({"steps": 3000}, "; the run is unfinished: `"):
+        (run_folder / "config.json").write_text(json.dumps({**config, "settings": settings}))
+        _, out, err = run("translate", "--beams", 1, stdin=SOURCE)
+        assert out == b"\n" * 4 and f"warning: 3 line(s) were translated to nothing{hint}" in err
 
 
 @pytest.mark.parametrize(
@@ -354,10 +378,10 @@ def test_without_standard_error_nothing_is_said_on_standard_output(monkeypatch, 
         ("platform", "win32", "keras_transformer does not run on Windows: run it in WSL (Linux)\n"),
     ],
 )
-def test_a_closed_stream_and_windows_are_no_traceback(monkeypatch, capsys, name, value, error):
+def test_a_closed_stream_and_windows_are_no_traceback(run_folder, monkeypatch, capsys, name, value, error):
     monkeypatch.setattr(sys, name, value)
     assert exit_status(lambda: None) == (2 if name == "platform" else 0)
-    assert main(["translate", "nowhere"]) == 2
+    assert main(["translate", str(run_folder)]) == 2
     assert f"error: {error}" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
-from keras_transformer.files import check_writable, write_whole
+from keras_transformer.files import check_there, check_writable, write_whole
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import read_lines
@@ -32,15 +32,39 @@ Item = TypeVar("Item")
 COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 ENGINES = ("auto", "onnx", "keras")
+READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `Parser`
 IN_WHEEL = "keras_transformer.export"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that tells what is wrong in one line, as all commands do."""
+    """A parser that tells what is wrong in one line, as all commands do.
+
+    An argument with the metavar FILE, FOLDER or RUN names what the command reads, but for `--out`; what it writes has
+    another metavar. The parser looks whether it is there, so a wrong path is told before TensorFlow is imported.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As in `argparse`."""
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            given = getattr(found, action.dest, None) if action.metavar in READ and action.dest != "out" else None
+            for path in [given] if isinstance(given, str) else given or []:
+                _check_read(path, str(action.metavar))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Raises RequestError."""
         raise RequestError(f"{message}; see `{self.prog} --help`")
+
+
+def _check_read(path: str, metavar: str) -> None:
+    """Raises RequestError unless what a command reads is there. In place of a run an export or a graph passes: the
+    command tells whether it takes one.
+    """
+    if metavar != "RUN":
+        check_there(path, metavar)
+    elif not (Path(path).is_file() or ExportFolder(path).is_export() or any(Path(path).glob("*.onnx"))):
+        read_config(path)
 
 
 def number_from(least: float, most: float = 1_000_000, kind: type[int] | type[float] = int) -> Callable[[str], float]:

@@ -58,11 +58,17 @@ def info(arguments: argparse.Namespace) -> None:
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
-    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
-    hint = f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
-    print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
+    print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{unfinished_hint(run)}")
     print_metrics(metrics_of(run))
+
+
+def unfinished_hint(run: RunFolder) -> str:
+    """How to go on with a run that has not come to its end; empty for one that has, and for an export."""
+    config = read_config(run) if run.is_run() else {"settings": {}}
+    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
+    is_made = run.model.is_file() or not run.is_run()
+    is_unfinished = not is_made or (steps is not None and not is_finished(config, steps))
+    return f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
 
 
 def print_section(name: str, values: Config) -> None:
@@ -276,7 +282,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `import`."""
     add = parser.add_argument
     add("folder", nargs="?", metavar="FOLDER", help="the model: config.json, weights, and the tokenizer's files")
-    add("run", metavar="RUN", help="the run folder to write")
+    add("run", metavar="NEW_RUN", help="the run folder to write")
     download = "fetch the model NAME from the Hugging Face Hub, in place of FOLDER (needs the package huggingface_hub)"
     add("--download", metavar="NAME[@REVISION]", help=download)
     add_all(parser, [its.add_options for its in of_tasks().values()])

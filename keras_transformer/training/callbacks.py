@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -119,20 +120,20 @@ class RestoreMetrics(keras.callbacks.Callback):
 class Interrupt(keras.callbacks.Callback):
     """On SIGTERM or Ctrl-C finishes the step, saves a checkpoint and raises `Stopped`. A second signal ends at once.
 
+    The first step may not have begun: then it is the one that is finished.
+
     The last step of a round is followed by the end of the round, which validates and saves. So this callback comes
     after `Save`.
 
     Args:
         check: called with the logs before the checkpoint is saved; it may raise.
         save: saves a checkpoint.
-        resume_command: the command that goes on, for the message.
     """
 
-    def __init__(self, check: Callable[[dict | None], None], save: Callable[[], None], resume_command: str):
+    def __init__(self, check: Callable[[dict | None], None], save: Callable[[], None]):
         super().__init__()
         self.check = check
         self.save = save
-        self.resume_command = resume_command
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -154,20 +155,21 @@ class Interrupt(keras.callbacks.Callback):
         if self.received is not None:
             self._stop(self.received)
 
-    def restore_handlers(self) -> None:
+    def close(self) -> None:
         """Restores the signal handlers that were set before training."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     def _stop(self, number: int) -> None:
-        self.restore_handlers()
-        raise Stopped(number, f"stopped and saved; go on with: {self.resume_command}")
+        self.close()
+        raise Stopped(number, "stopped and saved")
 
     def _receive(self, number: int, frame: object) -> None:
         if self.received is not None:
-            raise KeyboardInterrupt
-        say("finishing the step, then saving")
+            raise Stopped(number, "stopped at once")
+        is_bar = bool(sys.stderr and sys.stderr.isatty())  # in whose line the terminal has put ^C
+        say("\n" * is_bar + "finishing the step, then saving")
         self.received = number
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
+from keras_transformer.files import check_there
 from keras_transformer.making import PRESETS
 from keras_transformer.options import Config, Option
 from keras_transformer.options import flag_of as flag_of
@@ -212,6 +213,13 @@ class Settings:
                 raise RequestError(
                     f"--{own} is your own {what}, and {flag_of(named[0])} belongs to a named corpus: give one of them"
                 )
+
+    @classmethod
+    def check_paths(cls, given: Config) -> None:
+        """Raises RequestError unless everything is there that flags tell the run to read."""
+        for setting in fields(cls):
+            if setting.metadata["reads"] and given.get(setting.name):
+                check_there(given[setting.name], setting.metadata["options"]["metavar"])
 
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""

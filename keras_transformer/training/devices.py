@@ -19,20 +19,20 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import keras
-
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import user_cache
-from keras_transformer.lazy import on_tensorflow, tf
+from keras_transformer.lazy import LazyModule, on_tensorflow, tf
 from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
 from keras_transformer.schema import having, list_of, object_of, parse_json, whole
-from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
+    from keras_transformer.training import jax_devices
     from keras_transformer.training.common_settings import Settings
 
     Strategy: TypeAlias = tf.distribute.Strategy | jax_devices.DataParallel
+else:
+    jax_devices = LazyModule("keras_transformer.training.jax_devices")
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
@@ -84,7 +84,7 @@ def started(settings: Settings, facts: Config) -> Iterator[Strategy]:
         RequestError: a GPU is not there, or a worker differs from the chief.
         WorkerLost: another worker did not come, or was lost within.
     """
-    if keras.config.backend() == "jax":
+    if not on_tensorflow():
         with jax_devices.started(*parse_devices(settings.devices)) as found:
             seed(settings.seed)
             yield found
@@ -147,17 +147,16 @@ def has_gpu(devices: str) -> bool:
     """Whether training on these devices is training on GPUs."""
     kind, _ = parse_devices(devices)
     if kind == "auto":
-        uses_jax = keras.config.backend() == "jax"
-        return jax_devices.has_gpu() if uses_jax else bool(tf.config.list_physical_devices("GPU"))
+        return bool(tf.config.list_physical_devices("GPU")) if on_tensorflow() else jax_devices.has_gpu()
     return kind == "gpu"
 
 
 def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
     """Makes XLA keep what it compiles, in this user's folder for caches, apart for each kind of machine and version.
 
-    TensorFlow reads the flags when it first looks for devices.
+    TensorFlow reads the flags when it first looks for devices. Keras is not imported yet.
     """
-    backend, flags = keras.config.backend(), os.environ.get("TF_XLA_FLAGS", "")
+    backend, flags = os.environ.get("KERAS_BACKEND") or "tensorflow", os.environ.get("TF_XLA_FLAGS", "")
     if "persistent_cache" in flags or flags.strip()[:1] not in ("", "-"):  # such as the name of a file with flags
         return
     machine = [backend, importlib.metadata.version(backend), platform.machine()]
@@ -373,6 +372,8 @@ class LocalReplicas(NamedTuple):
 
 def seed(number: int) -> None:
     """Seeds Python, NumPy, Keras and TensorFlow."""
+    import keras
+
     keras.utils.set_random_seed(number)
 
 

@@ -18,7 +18,7 @@ from keras_transformer.errors import JobError, RequestError, say, warn
 from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import make_model
 from keras_transformer.optimizers import Adam
-from keras_transformer.run_folder import load_model, read_config, resume_command
+from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch
 from keras_transformer.text.tokenizer import Tokenizer
@@ -26,12 +26,12 @@ from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.devices import local_replicas, num_workers, operation_errors
+from keras_transformer.training.devices import local_replicas, num_workers, operation_errors, seed
 from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
-from keras_transformer.training.timing import tell_time
+from keras_transformer.training.timing import estimate, is_timed, takes_smaller, tell_time
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -150,21 +150,13 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
 def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
-    A new run is timed first, unless several workers train together.
+    The run is timed first, unless several workers train together.
 
     Raises:
         Stopped: a signal came; the run is saved.
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
-    compile_ahead(run, data.plan, model, strategy)
-    if not run.is_resumed and num_workers() == 1:
-        with _feeding_errors():
-            batches = _batches(data.plan, strategy, Progress())
-            has_other_rate = tell_time(run, data, model, batches, _valid_batches(data.valid_plan, strategy))
-        if has_other_rate:
-            with strategy.scope():
-                _compile(run, model)
-            compile_ahead(run, data.plan, model, strategy)
+    model = _timed(run, data, model, strategy)
     if run.is_chief:
         Checkpoints(run.folder.checkpoints).clear_leftovers()
     num_averaged = run.settings.average_last or MOST_AVERAGED
@@ -180,6 +172,29 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
         say(f"no better {best}: stopped early")
     if run.is_chief:
         write_result(run, data, model, progress, checkpoints)
+
+
+def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
+    """The model that the run trains, after its time was told: where `--hours` asks for it, a smaller one than `model`,
+    or one with another learning rate.
+    """
+    while True:
+        compile_ahead(run, data.plan, model, strategy)
+        if num_workers() > 1 or not is_timed(run, data.plan):
+            return model
+        batches = _batches(data.plan, strategy, Progress()), _valid_batches(data.valid_plan, strategy)
+        with _feeding_errors():
+            found = estimate(run, data, model, *batches)
+        if not takes_smaller(run, found):
+            break
+        seed(run.settings.seed)
+        with strategy.scope():
+            model = compiled_model(run)
+    if tell_time(run, found):
+        with strategy.scope():
+            _compile(run, model)
+        compile_ahead(run, data.plan, model, strategy)
+    return model
 
 
 def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
@@ -244,14 +259,12 @@ def _fit_rounds(
 
 @contextmanager
 def _undone(callbacks: list[Any]) -> Iterator[None]:
-    """Restores the signal handlers that `Interrupt` replaced, and closes the records, however training ends."""
+    """Restores the signal handlers that `Interrupt` replaced, and closes bar and records, however training ends."""
     try:
         yield
     finally:
         for callback in callbacks:
-            if isinstance(callback, Interrupt):
-                callback.restore_handlers()
-            elif isinstance(callback, Records):
+            if isinstance(callback, Interrupt | ProgressLine | Records):
                 callback.close()
 
 
@@ -336,7 +349,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
         records,
         save,
         ProgressLine(progress, settings.steps, run.task.UNIT),
-        c.Interrupt(stop_on_nan.check_weights, save.save, resume_command(run.folder)),
+        c.Interrupt(stop_on_nan.check_weights, save.save),
     ]
 
 

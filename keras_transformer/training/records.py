@@ -172,6 +172,11 @@ class ProgressLine(keras.callbacks.Callback):
             self._bar.clear()  # the line takes the place of the bar
         say(self._line(logs) + (" · validation" + "".join(told) if told else ""))
 
+    def close(self) -> None:
+        """Takes the bar away, so that what is said next has its line."""
+        if self._bar is not None:
+            self._bar.clear()
+
     def _line(self, logs: dict) -> str:
         progress, loss = self.progress, float(logs.get("loss", math.nan))
         line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"

@@ -8,13 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from keras_transformer import family
-from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.folders import contents, leftovers, locked, remove_parts
-from keras_transformer.lazy import on_tensorflow
+from keras_transformer.lazy import LazyModule, on_tensorflow
 from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
 from keras_transformer.run_config import versions, writer
@@ -48,6 +46,7 @@ from keras_transformer.training.resolution import (
 )
 from keras_transformer.training.task import Run
 
+keras: Any = LazyModule("keras")
 LEAST_STEPS_FOR_XLA = 10_000
 USUAL_SHAPES = 8  # that hold all batches of parallel text under XLA
 
@@ -76,6 +75,8 @@ def open_run(given: Config) -> Run | None:
 
 
 def _new_run(given: Config) -> Run:
+    if given.get("out"):  # where there is none, the settings name the folder
+        settled_folder(Path(given["out"]), devices.worker_index() == 0, overwrite=bool(given.get("overwrite")))
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     given, settings, corpus = settings_and_corpus(given, parent, _corpus)
     is_chief = _check_devices(settings)
@@ -84,9 +85,8 @@ def _new_run(given: Config) -> Run:
     if settings.init_from:
         check_model(RunFolder(settings.init_from))
     folder = settled_folder(settings.folder, is_chief, overwrite=settings.overwrite)
-    if is_chief:
-        check_writable(folder.path, MEND)
-    _check_vocabulary_files(settings)
+    if isinstance(settings, TextSettings) and settings.word_vectors:
+        check_word_vectors(settings.word_vectors, settings.hidden_dim)
     if is_chief:
         _tell(given, corpus, settings)
     config = {
@@ -129,12 +129,15 @@ def _settings_of_data(given: Config, cls: type[Any]) -> Any:
     """The settings that name the corpus: the flags of the data, and the seed that divides it.
 
     Raises:
-        RequestError: a flag makes another senseless, or the flags name no corpus.
+        RequestError: a flag makes another senseless, the flags name no corpus, or a file is not there.
     """
     cls.check_given(given)
+    cls.check_paths(given)
     names = {setting.name for setting in fields(cls) if setting.metadata["group"] == DATA or setting.name == "seed"}
     settings = cls(**{name: given[name] for name in given if name in names})
     settings.check_together()
+    if isinstance(settings, TextSettings):
+        split_normalization(settings.normalization)
     return settings
 
 
@@ -161,7 +164,7 @@ def settled_folder(path: Path, is_chief: bool, is_resumed: bool = False, overwri
     it has left of files goes.
 
     Raises:
-        RequestError: see `check_folder`; or another process writes in the folder.
+        RequestError: see `check_folder`; or another process writes in the folder, or it may not be written.
     """
     folder = RunFolder(path)
     if is_chief:
@@ -171,6 +174,8 @@ def settled_folder(path: Path, is_chief: bool, is_resumed: bool = False, overwri
                 restore_replaced(folder)
     # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
     check_folder(folder, is_resumed, overwrite)
+    if is_chief:
+        check_writable(folder.path, MEND)
     return folder
 
 
@@ -191,13 +196,6 @@ def check_folder(folder: RunFolder, is_resumed: bool, overwrite: bool) -> None:
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
 
 
-def _check_vocabulary_files(settings: Settings) -> None:
-    if isinstance(settings, TextSettings):
-        if settings.word_vectors:
-            check_word_vectors(settings.word_vectors, settings.hidden_dim)
-        split_normalization(settings.normalization)
-
-
 def _resumed_run(given: Config) -> Run | None:
     folder = settled_folder(_folder_to_resume(given), devices.worker_index() == 0, is_resumed=True)
     config = read_config(folder)
@@ -205,6 +203,7 @@ def _resumed_run(given: Config) -> Run | None:
     if is_finished(config, settings.steps) and _has_model(folder):
         say(f"{folder.path} is finished{_described_end(config, settings)}")
         return None
+    settings.check_paths(given)
     is_chief = _check_devices(settings)
     _check_back_end(folder, config)
     corpus = _corpus(settings)
@@ -259,6 +258,7 @@ def _check_devices(settings: Settings) -> bool:
         RequestError: `--devices` or `TF_CONFIG` is malformed, or Keras's back end has no such training.
     """
     devices.parse_devices(settings.devices)
+    load_tensorflow()
     if not on_tensorflow():
         _check_jax(settings)
     return devices.worker_index() == 0
@@ -293,6 +293,7 @@ def _check_jax(settings: Settings) -> None:
 
 
 def _corpus(settings: Settings) -> Corpus[Any]:
+    load_tensorflow()
     return TASKS[settings.task].module("training").corpus(settings)
 
 

@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer import folders
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.errors import RequestError, Stopped
 from keras_transformer.options import Config
-
-load_tensorflow()
-
-from keras_transformer.run_folder import restore_replaced, write_config
+from keras_transformer.run_folder import restore_replaced, resume_command, write_config
 from keras_transformer.training import devices
 from keras_transformer.training.common_settings import MEND, flag_of
-from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import check_folder, open_run
 from keras_transformer.training.task import Run
@@ -26,7 +22,7 @@ from keras_transformer.training.task import Run
 if TYPE_CHECKING:
     from keras_transformer.training.devices import Strategy
 
-__all__ = ["begun", "compiled_model", "fit", "open_run", "train"]
+__all__ = ["begun", "open_run", "train"]
 
 
 def train(given: Config) -> None:
@@ -39,7 +35,7 @@ def train(given: Config) -> None:
         RequestError: the request is wrong; nothing was written.
         JobError: training failed, or another worker was lost or did not come (`devices.WorkerLost`); the checkpoints
             are intact.
-        Stopped: a signal came; the run is saved.
+        Stopped: a signal came; the message says how the run goes on, or that nothing of it is left.
     """
     devices.keep_programs()
     run = open_run(given)
@@ -65,8 +61,8 @@ def begun(run: Run) -> Iterator[Path]:
     """Makes and locks the run folder, and yields the folder for this worker's tokenised text.
 
     A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
-    the old one comes back. A new run that is refused within (a RequestError) before its first checkpoint leaves nothing
-    behind, and so does one of which --hours has not yet set the steps.
+    the old one comes back. A new run that is refused (a RequestError) or stopped before its first checkpoint leaves
+    nothing behind, and so does one of which --hours has not yet set the steps.
 
     Raises:
         RequestError: another process writes in the folder, or a run has appeared there since the run was asked for. Of
@@ -99,14 +95,20 @@ def _undone(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_refused = isinstance(error, RequestError) or run.settings.hours is not None
-        is_new = not (run.is_resumed or restore_replaced(run.folder) or run.folder.has_checkpoint)
-        if is_new and is_refused:
+        is_gone = isinstance(error, RequestError | Stopped | KeyboardInterrupt) or run.settings.hours is not None
+        came_back = not run.is_resumed and restore_replaced(run.folder)
+        goes_on = run.is_resumed or (run.folder.has_checkpoint and not came_back)
+        if is_gone and not (goes_on or came_back):
             folders.remove_parts(run.folder.path, run.folder.parts())
+        if isinstance(error, Stopped):
+            left = f"go on with: {resume_command(run.folder)}" if goes_on else "nothing of it is left: begin again"
+            raise Stopped(error.signal_number, f"{error}; {left}") from None
         raise
 
 
 def _train(run: Run, strategy: Strategy) -> None:
+    from keras_transformer.training.learning import compiled_model, fit  # late: Keras takes seconds
+
     with begun(run) as cache:
         clean(run)
         data = run.task.prepare(run, cache, strategy.num_replicas_in_sync)

@@ -6,23 +6,24 @@ import math
 import shlex
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_transformer.errors import command_line, say
+from keras_transformer.errors import command_line, say, warn
+from keras_transformer.making import AUTO, AUTO_ROWS, count_parameters
 from keras_transformer.options import Config
 from keras_transformer.own_parts import import_flags
 from keras_transformer.plots.pictures import learning_curves
-from keras_transformer.run_folder import write_config
+from keras_transformer.run_folder import checkpoint_steps, write_config
 from keras_transformer.text.feeding import Place, Plan
+from keras_transformer.training import resolution
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings, flag_of
 from keras_transformer.training.records import clock
-from keras_transformer.training.resolution import spellings_of, with_steps
 from keras_transformer.training.task import Prepared, Run
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as
 SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
 LONG_SECONDS = 2 * 3600.0
+LEAST_SHARE = 1 / 4  # that a model of the preset `auto` makes of its steps; see `takes_smaller`
+OF_RECIPE = ("dropout", "warmup_steps", "learning_rate_factor")  # which go with the size of a model
 FORWARD_SHARE = 1 / 3  # so much of a step is its forward pass, where validation has too few batches to be timed
 
 
@@ -85,36 +88,67 @@ class Watch(keras.callbacks.Callback):
         self.validated.append(time.monotonic())
 
 
-def tell_time(run: Run, data: Prepared, model: FamilyModel, batches: object, valid_batches: object) -> bool:
-    """Says how long a new run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
+def is_timed(run: Run, plan: Plan) -> bool:
+    """Whether the first steps of a run are timed: there are many, and XLA has compiled them or does not."""
+    compiles_later = bool(run.settings.xla) and not plan.of_each_shape()
+    return (run.settings.hours is not None or steps_left(run) > SHORTEST) and not compiles_later
 
-    What the timed steps change is put back.
 
-    Args:
-        run: that has not begun.
-        data: ready to train on.
-        model: compiled and built.
-        batches, valid_batches: for `model.fit`.
+def steps_left(run: Run) -> int:
+    """The steps that a run has before it, by its settings and its newest checkpoint."""
+    return run.settings.steps - max(checkpoint_steps(run.folder.checkpoints, "state"), default=0)
+
+
+def takes_smaller(run: Run, found: Estimate) -> bool:
+    """Whether the run takes a smaller model than the one that was timed; the run and its folder are changed then.
+
+    With `--hours` it does where less than `LEAST_SHARE` of the steps fit that the preset `auto` gives the model, and
+    `auto` has a smaller one. The vocabulary and the batches stay, and so does a model that a flag describes.
+    """
+    settings, fixed = run.settings, resolution.fixed_by_parent(type(run.settings))
+    of_auto = settings.preset == AUTO and not settings.init_from and "steps" not in run.corpus.recipe
+    if settings.hours is None or not of_auto or run.given.keys() & {*fixed}:
+        return False
+    widths = {least: row["hidden_dim"] for least, row in AUTO_ROWS.items() if least <= run.corpus.num_pairs}
+    present = max(least for least, width in widths.items() if width <= settings.hidden_dim)
+    fitting, wanted = found.steps_within(settings.hours * 3600), AUTO_ROWS[present]["steps"]
+    if fitting >= LEAST_SHARE * wanted:
+        return False
+    told = f"--hours {settings.hours:g} holds {fitting:,} of the {wanted:,} steps that preset {AUTO} gives this model"
+    smaller = max((least for least, width in widths.items() if width < settings.hidden_dim), default=None)
+    if smaller is None:
+        warn(f"{told}, and none is smaller: it will have learned little")
+        return False
+    other = resolution.resolve(run.given, run.corpus.recipe, num_pairs=smaller)
+    changed = {name: getattr(other, name) for name in [*fixed, *OF_RECIPE]}
+    run.settings = replace(settings, **changed)
+    run.config["settings"] = run.settings.as_dict()
+    run.config["model"] |= {name: one for name, one in resolution.model_arguments(other).items() if name in changed}
+    run.config["parameters"] = count_parameters(run.config["model"])
+    write_config(run.folder, run.config)
+    sizes = [f"{one.num_layers} layers of {one.hidden_dim}" for one in (settings, other)]
+    say(f"{told}, {sizes[0]}: taking {sizes[1]}")
+    return True
+
+
+def tell_time(run: Run, found: Estimate) -> bool:
+    """Says how long a run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
 
     Returns:
         Whether the learning rate has changed, so that the model must be compiled anew.
     """
     before = run.settings
-    compiles_later = bool(before.xla) and not data.plan.of_each_shape()
-    if (before.steps <= SHORTEST and before.hours is None) or compiles_later:
-        return False
-    found = estimate(run, data, model, batches, valid_batches)
     if before.hours is not None:
-        run.settings = settings = with_steps(before, found.steps_within(before.hours * 3600), run.given)
+        run.settings = settings = resolution.with_steps(before, found.steps_within(before.hours * 3600), run.given)
         run.config["settings"] = settings.as_dict()
         write_config(run.folder, run.config)
-    steps = run.settings.steps
+    steps = steps_left(run)
     rounds = math.ceil(steps / found.every)
     say(
-        f"about {clock(found.seconds(steps))} on this machine: {steps:,} steps of {found.step:.2g} s, {rounds} "
-        f"validation{'s' if rounds > 1 else ''} of {found.validation:.2g} s"
+        f"about {clock(found.seconds(steps))} on this machine: {steps:,} {'more ' * (steps < run.settings.steps)}steps "
+        f"of {found.step:.2g} s, {rounds} validation{'s' if rounds > 1 else ''} of {found.validation:.2g} s"
     )
-    if found.seconds(steps) > LONG_SECONDS and not _is_asked_for(run):
+    if found.seconds(steps) > LONG_SECONDS and not (run.is_resumed or _is_asked_for(run)):
         say("that is long: you may stop with Ctrl-C and give one of these, of which the last is what goes on now")
         for command in shorter_commands(run):
             say(f"  {command}")
@@ -122,8 +156,16 @@ def tell_time(run: Run, data: Prepared, model: FamilyModel, batches: object, val
 
 
 def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_batches: Any) -> Estimate:
-    """Times the first steps, some batches of validation, and a checkpoint; see `tell_time`."""
+    """Times the first steps, some batches of validation, and a checkpoint. What these change is put back.
+
+    Args:
+        run: that has not begun, or that goes on.
+        data: ready to train on.
+        model: compiled and built.
+        batches, valid_batches: for `model.fit`.
+    """
     settings, task, watch = run.settings, run.task, Watch()
+    say("timing the first steps")
     with unchanged(model):
         model.fit(
             batches, steps_per_epoch=1 + MOST_STEPS, epochs=1, callbacks=[watch], verbose=0, shuffle=False,
@@ -181,7 +223,7 @@ def _as_words(given: Config, settings: Settings) -> list[str]:
     for setting in fields(settings):
         value = given.get(setting.name)
         if isinstance(value, bool):
-            words += spellings_of(setting)[0 if value else 1 :][:1]
+            words += resolution.spellings_of(setting)[0 if value else 1 :][:1]
         elif value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else value
             words += [flag_of(setting.name), f"{value:g}" if setting.name == "hours" else str(value)]

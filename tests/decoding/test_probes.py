@@ -171,7 +171,7 @@ def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_pat
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: providers)
     for provider, reasons, asked in (("cpu", [], [CPU]), ("auto", ["this machine has a GPU"], [CUDA, CPU])):
-        arguments = make_parser().parse_args(["translate", "run", "--provider", provider])
+        arguments = make_parser().parse_args(["translate", __file__, "--provider", provider])
         assert [*engines.reasons_for_keras(arguments, SearchOptions(), with_halves=False)] == reasons
         providers = open_session(tmp_path, 1, provider)
         assert [one if isinstance(one, str) else one[0] for one in providers] == asked

@@ -20,8 +20,9 @@ from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.learning import compiled_model
+from keras_transformer.training.request import open_run
 from keras_transformer.training.resolution import learning_rate
-from keras_transformer.training.run import compiled_model, open_run
 from tests.killed import killed_after
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines

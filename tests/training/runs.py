@@ -16,7 +16,7 @@ import pytest
 
 import train
 from keras_transformer.run_folder import load_model
-from keras_transformer.training import devices, run
+from keras_transformer.training import devices, learning
 from keras_transformer.training.task import Run
 from tests.graphs import search_eagerly
 
@@ -77,9 +77,9 @@ def begun(folder: Path, flags: str, with_model: bool = True) -> Begun:
     """Runs train.py in a folder up to its first step."""
     made: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "fit", lambda *given: made.append(given))
+        patch.setattr(learning, "fit", lambda *given: made.append(given))
         if not with_model:
-            patch.setattr(run, "compiled_model", lambda _: None)
+            patch.setattr(learning, "compiled_model", lambda _: None)
         said = trained(folder, flags)
     ((opened, data, model, _),) = made
     return Begun(opened, data, model, said)

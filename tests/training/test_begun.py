@@ -5,20 +5,24 @@ import itertools
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from keras_transformer import folders
-from keras_transformer.errors import RequestError, Stopped
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.errors import STOPS, JobError, RequestError, Stopped
+from keras_transformer.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
+from keras_transformer.training import learning, preparation, timing
 from keras_transformer.training.request import open_run, settled_folder
 from keras_transformer.training.run import begun
 from tests.killed import Killed, killed_after
-from tests.tiny_corpus import write_corpus
+from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.training.runs import trained
 
 CHECKPOINT = [f"checkpoints/00000001.{part}.npz" for part in ("weights", "state")]
 OLD = ("checkpoints/old", "cache/old", "tensorboard/old", "metrics.csv", "samples.txt", "validation.source", "letter")
@@ -173,3 +177,31 @@ def test_a_run_in_a_file_is_refused_by_the_worker_that_would_write_it(tmp_path, 
         open_run(given)
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
     assert open_run(given) is not None
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_run_that_is_stopped_before_its_first_step_leaves_nothing_or_goes_on(tmp_path, monkeypatch):
+    """At any moment, with --hours as without; then the same command works. A run that goes on tells its time too."""
+    flags, run = " ".join([*tiny_flags(tmp_path, Path("run")), "--steps 3"]), RunFolder(tmp_path / "run")
+    moments = {learning: ("compiled_model", "compile_ahead", "estimate"), preparation: ("learned", "_tokenized")}
+    numbers = itertools.cycle([signal.SIGINT, signal.SIGTERM])
+    for name, number in {"SHORTEST": 0, "MOST_STEPS": 2}.items():
+        monkeypatch.setattr(timing, name, number)
+
+    def stopped_at(module: Any, name: str, words: str) -> str:
+        number, before = next(numbers), signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_, **options: os.kill(os.getpid(), number))
+            last = trained(tmp_path, words, status=128 + number).splitlines()[-1]
+        signal.signal(signal.SIGINT, before)
+        return last.removeprefix(f"stopped by {STOPS[number]}; ")
+
+    ways = itertools.cycle([flags, flags.replace("steps 3", "hours 1"), flags])
+    for module, name in ((module, name) for module, names in moments.items() for name in names):
+        assert stopped_at(module, name, next(ways)) == "nothing of it is left: begin again" and not run.path.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(learning, "fit", Mock(side_effect=JobError("no")))
+        trained(tmp_path, flags, status=1)
+    for resume, steps in ("--resume --out run", "3 steps"), ("--resume --out run --steps 6", "3 more steps"):
+        assert stopped_at(learning, "estimate", resume) == f"go on with: {resume_command(RunFolder('run'))}"
+        assert f" on this machine: {steps} of " in (told := trained(tmp_path, resume)) and "timing the first" in told

@@ -58,7 +58,7 @@ def test_a_stop_looks_at_loss_and_weights_before_it_saves():
     model: Any = SimpleNamespace(trainable_variables=[np.ones(2), np.array([1.0, np.nan])])
     check.set_model(model)
     check.check({"loss": 1.0})
-    stop = Interrupt(check.check_weights, lambda: saved.append(True), "again")
+    stop = Interrupt(check.check_weights, lambda: saved.append(True))
     stop.set_params({"steps": 5})
     stop.received = 15
     for loss in (float("nan"), 1.0):  # the update that follows may have made weights NaN
@@ -85,6 +85,9 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
         assert len(drawn) < columns and (left == 0 if step == 40 else left - drawn.count("━") in (0, 1))
         assert drawn.lstrip("━─ ").startswith(f"{step}/40 · loss 2.000 · ")
         assert columns < 120 or drawn.endswith("bleu 31.40") and drawn.count("━") > 30
+        line.close()
+        Interrupt(print, print)._receive(2, None)
+        assert capsys.readouterr().err.endswith("\r\nfinishing the step, then saving\n"), "each in its own line"
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():

@@ -441,7 +441,6 @@ REFUSED = {
     "--devices 9": "`devices` must name GPUs that are there",
     "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
     "--resume --overwrite": "--resume continues a run and --overwrite removes it",
-    "--tokenizer nowhere.model": "no tokenizer at nowhere.model",
 }
 
 

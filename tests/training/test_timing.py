@@ -2,6 +2,7 @@
 
 import shlex
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer import own_parts
-from keras_transformer.run_folder import RunFolder, read_config, resume_command
+from keras_transformer import family, own_parts
+from keras_transformer.making import AUTO_ROWS
+from keras_transformer.run_folder import RunFolder, load_model, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
-from keras_transformer.training import timing
+from keras_transformer.training import learning, timing
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.flags import parser
-from keras_transformer.training.resolution import learning_rate, with_steps
+from keras_transformer.training.resolution import learning_rate, model_arguments, resolve, with_steps
 from keras_transformer.training.timing import Estimate
-from tests.tiny_corpus import tiny_flags
+from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import assert_same_end, trained
 
 
@@ -36,11 +38,11 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         patch.setattr(timing, "MOST_STEPS", 2)
         patch.setattr(timing, "Checkpoints", checkpoints)
-        patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
+        patch.setattr(learning, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
         told = trained(tmp_path, f"{flags} --hours {5 / 3600} --out hours")
     settings = read_config(tmp_path / "hours")["settings"]
     assert (settings["steps"], settings["warmup_steps"]) == (3, 1)
-    assert "about 0:00:05 on this machine: 3 steps" in told
+    assert "timing the first steps\nabout 0:00:05 on this machine: 3 steps" in told
     same = f"--warmup-steps 1 --learning-rate-factor {settings['learning_rate_factor']} --steps 3"
     assert "on this machine" not in trained(tmp_path, f"{flags} {same} --out steps"), "it is too short to be timed"
     assert timed and all(name.startswith(".") for name in timed), "who is killed leaves what the next start removes"
@@ -78,9 +80,38 @@ def test_small_batches_stand_for_larger_ones_by_their_positions():
     assert a_position * timing._mean_positions(plan) == pytest.approx(0.1 * sizes.mean())
 
 
-def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, **settings: Any) -> Any:
-    corpus = SimpleNamespace(recipe=recipe or {})
-    return SimpleNamespace(settings=Settings(**settings), given=given, corpus=corpus, config={})
+def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, folder: Path = Path("x"), **more: Any) -> Any:
+    settings, corpus = resolve(given, {}, num_pairs=10**6), SimpleNamespace(recipe=recipe or {}, num_pairs=10**6)
+    config = {"model": {"kind": "translator", **family.complete(model_arguments(settings), "translator")}}
+    made = SimpleNamespace(settings=replace(settings, **more), given=given, corpus=corpus, config=config)
+    return SimpleNamespace(**vars(made), folder=RunFolder(folder), is_resumed=False)
+
+
+def test_hours_take_the_next_smaller_model_of_auto_until_a_quarter_of_its_steps_fit(tmp_path, capsys):
+    """The vocabulary and the batches stay, and so does a size that the user chose."""
+    slow = Estimate(step=2.0, validation=0.0, end=0.0, every=500)
+    for hours, widths in (14, [512]), (5, [512, 256]), (1, [512, 256, 128]), (0.1, [512, 256, 128]):
+        run, seen = run_of({"hours": hours}, folder=tmp_path), [512]
+        while timing.takes_smaller(run, slow):
+            seen.append(read_config(tmp_path)["model"]["hidden_dim"])
+            assert (run.settings.vocabulary_size, run.settings.token_budget) == (37_000, 25_000)
+        said = capsys.readouterr().err
+        assert seen == widths and said.count(": taking 4 layers of ") == len(widths) - 1, said
+        assert ("none is smaller" in said) == (hours == 0.1)
+    for chosen in {"num_heads": 8}, {"preset": "base"}, {"positions": "rotary"}:
+        assert not timing.takes_smaller(run_of({"hours": 0.1, **chosen}), slow)
+
+
+def test_the_smaller_model_is_the_one_that_trains_and_stays(tmp_path, monkeypatch):
+    row = {**AUTO_ROWS[0], "num_layers": 1, "num_heads": 2, "vocabulary_size": 32, "checkpoint_every": 2}
+    for least, width in {0: 16, 99: 32}.items():
+        monkeypatch.setitem(AUTO_ROWS, least, {**row, "hidden_dim": width, "intermediate_dim": width})
+    found = iter([Estimate(9.0, 1.0, 0.0, 2), Estimate(1.0, 1.0, 0.0, 2)])
+    monkeypatch.setattr(learning, "estimate", lambda *_: next(found))
+    own = "--source {} --target {} --bleu-sentences 0 --devices cpu".format(*write_corpus(tmp_path))
+    told = trained(tmp_path, f"{own} --hours {5 / 3600} --out run")
+    assert ", 1 layers of 32: taking 1 layers of 16\n" in told and "step 3/3" in told
+    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run")["settings"]["hidden_dim"] == 16
 
 
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
@@ -102,15 +133,13 @@ def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeyp
     assert len(timing.shorter_commands(run_of(given, init_from="parent"))) == 2, "sizes are the parent's"
 
 
-def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(monkeypatch, capsys):
-    monkeypatch.setattr(timing, "estimate", lambda *_: Estimate(10.0, 0.0, 0.0, 500))
+def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(capsys):
     rows: list[tuple[dict[str, Any], dict[str, Any], int, int]] = [
         ({}, {"vocabulary_size": 9}, 1_000, 3), ({}, {}, 700, 0), ({"steps": 1_000}, {}, 1_000, 0),
         ({"preset": "base"}, {}, 1_000, 0), ({}, {"steps": 1_000}, 1_000, 0),
     ]  # fmt: skip
-    nothing: Any = None
     for given, recipe, steps, num_offered in rows:
-        assert timing.tell_time(run_of(given, recipe, steps=steps), *[nothing] * 4) is False
+        assert timing.tell_time(run_of(given, recipe, steps=steps), Estimate(10.0, 0.0, 0.0, 500)) is False
         said = capsys.readouterr().err
         assert said.startswith(f"about {'2:46:40' if steps == 1_000 else '1:56:40'} on this machine: {steps:,} steps")
         assert said.count("\n  ") == num_offered

@@ -42,7 +42,7 @@ def classify(arguments: argparse.Namespace) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
     add_batch_size(parser)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
+    parser.add_argument("files", nargs="*", metavar="IMAGE", help="images, right after RUN, for a classifier of images")
 
 
 def write_recognizer(imported: Imported, arguments: argparse.Namespace, images: list[Path] | None) -> None:

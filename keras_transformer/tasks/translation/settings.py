@@ -44,7 +44,7 @@ class Settings(TextSettings, PairSettings):
         metavar="NAME",
     )  # fmt: skip
     data_dir: str | None = flag(
-        DATA, None, "where the named corpus lies; it is not fetched then", is_inherited=False, metavar="FOLDER"
+        DATA, None, "where the named corpus lies; it is not fetched", reads="file", is_inherited=False, metavar="FOLDER"
     )
     source_language: str | None = language("source")
     target_language: str | None = language("target")

@@ -85,7 +85,7 @@ def add_distill_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--source", metavar="FILE", required=True, help="text for the teachers to translate, plain or .gz")
     add("--out", metavar="RUN", help="the student's run folder; without one, no student is trained: give --text")
-    add("--text", metavar="FOLDER", help="where the translated text is kept (default: RUN-text, beside the student)")
+    add("--text", metavar="NEW_FOLDER", help="where the text is kept (default: RUN-text, beside the student)")
     add_search_options(parser)
     add_translating_options(parser)
     rest = "flags of the student's training, which `train --help` lists; whatever follows is one of them"

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import TextLines, counted, read_both
+from keras_transformer.commands.runs import unfinished_hint
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, print_result, say
+from keras_transformer.errors import RequestError, print_result, say, warn
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -66,19 +67,22 @@ def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
 
 
 def translate(arguments: argparse.Namespace) -> None:
-    """Translates lines in order, while they come."""
+    """Translates lines in order, while they come, and counts those that were translated to nothing."""
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments, own_search_of(arguments))
     prefixes = None if arguments.prefix is None else begun(read_lines(arguments.prefix))
     translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
     options = search_options(arguments, translator.search)
-    source = TextLines(sys.stdin.buffer)
-    translations = counted(translator.stream(source, options, prefixes), "lines")
-    for number, hypotheses in enumerate(translations):
-        lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
-        print_result(lines, end="")
+    source, num_empty = TextLines(sys.stdin.buffer), 0
+    lines, asked = tee(source)
+    translations = counted(translator.stream(lines, options, prefixes), "lines")
+    for number, (hypotheses, line) in enumerate(zip(translations, asked, strict=False)):
+        num_empty += is_blank(hypotheses[0].text) and not is_blank(line)
+        print_result("".join(output_line(one, number, arguments) for one in hypotheses), end="")
     source.tell_of_invalid()
+    if num_empty:
+        warn(f"{num_empty} line(s) were translated to nothing{unfinished_hint(RunFolder(arguments.run))}")
 
 
 def begun(lines: Iterator[str]) -> Iterator[str]:
