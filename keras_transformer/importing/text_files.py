@@ -149,7 +149,7 @@ def _check_same(folder: ModelFolder, tokenizer: HuggingFaceTokenizer) -> None:
         return
     for part in (*steps_of(content.get("normalizer")), *steps_of(content.get("pre_tokenizer"))):
         said = {"add_prefix_space": part.get("prepend_scheme") != "never", **part}
-        options.expect({name: said.get(theirs) for name, theirs in PARTS.get(said["type"], {}).items()})
+        options.expect({name: said.get(theirs) for name, theirs in PARTS.get(str(said.get("type")), {}).items()})
 
 
 def _special(options: Options, usual: Config) -> dict[str, str]:
