@@ -35,7 +35,7 @@ from keras_transformer.importing.weights import (
 )
 from keras_transformer.options import Config
 
-PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # of images, and of all kinds of input
+PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
 # Options of the processor with the one value that images are read with here, see `read_image`.
 PROCESSOR_FIXED: Config = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
