@@ -46,7 +46,7 @@ from keras_transformer.importing.pieces import (
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import text_vocabulary
+from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
@@ -72,6 +72,7 @@ def read_bart(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **BART_FIXED})
+    options.take_start(folder)
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
     first = options.whole("bos_token_id", size - 1, 0)  # which the vocabulary puts before a translation
@@ -161,8 +162,10 @@ def read_marian(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **MARIAN_FIXED})
+    options.take_start(folder)
     ids = _marian_ids(folder, options)
-    _check_added(folder, ids)
+    tokenizer = tokenizer_options(folder)
+    check_added(folder, tokenizer, {*ids.source, *ids.target}, "pieces of vocab.json alone")
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {*controls[1]} - {controls[1].end}, {})
     source, target = _vocabularies(folder, ids, *controls)
@@ -173,7 +176,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     file = open_weights(folder)
     check_positions(file, config["hidden_dim"])
     weights = Weights(file, marian_layout(file, config, ids.is_shared, (source.ids, target.ids), ids.rows))
-    return Imported(config, weights, (source, target), search, _languages(folder))
+    return Imported(config, weights, (source, target), search, _languages(tokenizer))
 
 
 def marian_arguments(options: Options) -> Config:
@@ -212,15 +215,6 @@ def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
     return ids
 
 
-def _check_added(folder: ModelFolder, ids: _Ids) -> None:
-    """Raises RequestError if the tokenizer has pieces that were added later, of which the vocabularies know nothing."""
-    added = folder.json("added_tokens.json") if folder.has("added_tokens.json") else {}
-    if strange := [piece for piece in added if piece not in ids.source and piece not in ids.target]:
-        raise RequestError(
-            f"{folder.path / 'added_tokens.json'}: expected pieces of vocab.json alone; received {strange[0]!r:.60}"
-        )
-
-
 def _control_ids(ids: _Ids, options: Options) -> tuple[ControlIds, ControlIds]:
     """The ids of our control pieces in the vocabularies of source and target."""
     pad, end = ids.target["<pad>"], ids.target["</s>"]
@@ -243,12 +237,9 @@ def _vocabularies(
         raise RequestError(f"{folder.path}, source.spm or target.spm: {error}; download them again") from error
 
 
-def _languages(folder: ModelFolder) -> tuple[str, str] | None:
-    """The languages that the tokenizer's configuration names."""
-    if not folder.has("tokenizer_config.json"):
-        return None
-    options = options_of(folder, "tokenizer_config.json", {"sp_model_kwargs": {}})
-    source, target = options.pop("source_lang"), options.pop("target_lang")
+def _languages(tokenizer: Options) -> tuple[str, str] | None:
+    """The languages that the options of the tokenizer name."""
+    source, target = tokenizer.pop("source_lang"), tokenizer.pop("target_lang")
     if not all(isinstance(each, str) and 0 < len(each) <= 40 for each in (source, target)):
         return None
     return source, target

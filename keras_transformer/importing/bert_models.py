@@ -29,7 +29,7 @@ from keras_transformer.importing.layouts import (
     labels_of,
     write_named,
 )
-from keras_transformer.importing.pieces import count_ids
+from keras_transformer.importing.pieces import MAX_MODEL_BYTES, count_ids
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (
@@ -43,15 +43,12 @@ from keras_transformer.importing.weights import (
     open_weights,
 )
 from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, shown
+from keras_transformer.schema import having, list_of, object_of, or_null, shown
 
-MAX_VOCABULARY_BYTES = 16 * 2**20
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-ONLY: Config = {
-    "position_embedding_type": "absolute", "problem_type": "single_label_classification", "tie_word_embeddings": True,
-}  # fmt: skip
+ONLY: Config = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
 OTHER_HEADS = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}  # whether a sentence follows another
 # Options of other heads, of training, and ids that the tokenizer tells.
 WITHOUT_EFFECT = {
@@ -60,7 +57,8 @@ WITHOUT_EFFECT = {
     "sinusoidal_pos_embds", "tie_weights_",
 }  # fmt: skip
 EPSILON = 1e-12  # DistilBERT's, for layer normalization
-MODULES = "modules.json"  # sentence-transformers'
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"  # sentence-transformers'
+PROMPTED = object_of({}, {"prompts": dict, "default_prompt_name": or_null(str)}, others=object, names=str)
 # Its files with the longest text; the later ones are old.
 LONGEST = [f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "xlm-roberta")]
 # Whether the vector of a text is its first state, by the name of the pooling.
@@ -205,10 +203,17 @@ def _vectors(folder: ModelFolder) -> Config:
     """How the states of a text become its vector, as the files of sentence-transformers say.
 
     Raises:
-        RequestError: the folder has other modules, or another pooling than the mean and the first state.
+        RequestError: the folder has other modules, or another pooling than the mean and the first state, or a text that
+            stands before all others.
     """
     if not folder.has(MODULES):
         return {}
+    asked = folder.json(PROMPTS, PROMPTED) if folder.has(PROMPTS) else {}
+    if prompt := asked.get("prompts", {}).get(asked.get("default_prompt_name")):
+        raise RequestError(
+            f"{folder.path / PROMPTS}: 'default_prompt_name': expected null; received one that puts {shown(prompt)} "
+            "before each text, which a run does not: set it to null, and put this text before yours"
+        )
     modules = folder.json(MODULES, list_of(having(type=str, path=str)))
     names = {each["type"].rpartition(".")[2]: each["path"] for each in modules}
     if unknown := sorted({*names} - {"Transformer", "Pooling", "Normalize"}):
@@ -274,7 +279,7 @@ def _places(folder: ModelFolder) -> tuple[str, Config]:
         }
     if folder.has("vocab.json"):
         return "vocab.json", folder.json("vocab.json")
-    lines = folder.read("vocab.txt", MAX_VOCABULARY_BYTES).decode("utf-8", errors="replace").split("\n")
+    lines = folder.read("vocab.txt", MAX_MODEL_BYTES).decode("utf-8", errors="replace").split("\n")
     return "vocab.txt", {line.rstrip("\r"): number for number, line in enumerate(lines)}
 
 

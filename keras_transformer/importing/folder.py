@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ ACTING = re.compile(
     "parallel|patch|pos|prune|quant|ratio|rank|residual|rope|rot|router|scal|score|segment|share|size|skip|softmax|"
     "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
 )
-EVERY = re.compile("")
+EVERY, NONE = re.compile(""), re.compile("(?!)")
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 MAX_TOLD = 20  # so many options that are ignored are named
 # What a configuration of any architecture may say without changing a translation.
@@ -40,9 +40,9 @@ INERT = {
     "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "cls_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label",
     "init_std", "label2id", "license", "mask_token_id", "model_type", "num_labels", "output_attentions",
-    "output_hidden_states", "prefix", "problem_type", "return_dict", "sep_token_id", "task_specific_params",
-    "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id",
-    "use_bfloat16", "use_cache",
+    "output_hidden_states", "prefix", "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_bfloat16",
+    "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
 NEUTRAL_SEARCH: Config = {
@@ -66,7 +66,8 @@ SEARCH_WITHOUT_EFFECT = {
 }  # fmt: skip
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
-GENERATION = "generation_config.json"
+GENERATION, START_ID = "generation_config.json", "decoder_start_token_id"
+NOTHING: tuple[object, ...] = (None, [], {})  # values of an option that ask for nothing
 LICENSES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
 MAX_LICENSE_BYTES = 64 * 2**10  # so much is read of a file that may name the licence
 
@@ -152,6 +153,15 @@ class Options:
         """Takes an option out; `default` if it is not there."""
         return self._values.pop(name, default)
 
+    def take_start(self, folder: ModelFolder) -> None:
+        """Puts the id with which decoding starts by generation_config.json, if it names one, in place of config.json's.
+        transformers reads the former.
+        """
+        asked = folder.json(GENERATION) if folder.has(GENERATION) else {}
+        for name in ("bos_token_id", START_ID):  # the latter wins
+            if asked.get(name) is not None:
+                self._values[START_ID] = asked[name]
+
     def has(self, name: str) -> bool:
         """Whether the option is there and not null."""
         return self._values.get(name) is not None
@@ -204,14 +214,16 @@ class Options:
         return value
 
     def expect(self, only: Config) -> None:
-        """Takes options out that may have one value alone. Options that are null or missing pass.
+        """Takes options out that may have one value alone. Options that are missing, null, or an empty list or object
+        pass: they ask for nothing.
 
         Raises:
             RequestError: one has another value.
         """
         for name, value in only.items():
             received = self.pop(name)
-            if received is not None and (received != value or isinstance(received, bool) != isinstance(value, bool)):
+            is_same = received == value and isinstance(received, bool) == isinstance(value, bool)
+            if not is_same and received not in NOTHING:
                 raise self.refusal(name, received, f"{value!r} alone")
 
     def finish(self, inert: set[str], acting: re.Pattern[str] = ACTING) -> None:
@@ -225,13 +237,29 @@ class Options:
         for name in left:
             if name not in told and self._values[name] is not False:
                 raise self.refusal(name, self._values[name], "only options that this importer knows")
-        if told:
-            more = f" and {len(told) - MAX_TOLD:,} more" if len(told) > MAX_TOLD else ""
-            warn(f"{self.where}: ignored: {', '.join(f'{name!r:.60}' for name in told[:MAX_TOLD])}{more}")
+        tell_ignored(self.where, told)
+
+    def tell_lost(self, lacking: Mapping[str, object]) -> None:
+        """Takes options of a search out. One warning names those that ask for what our search does not have.
+
+        Args:
+            lacking: the options, with the values at which they do nothing.
+        """
+        asked = {name: self.pop(name) for name in lacking}
+        lost = [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (*NOTHING, lacking[name])]
+        if lost:
+            warn(f"{self.where}: our search has no {', no '.join(lost)}: its texts may be others than theirs")
 
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
         """The error that names an option."""
         return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
+
+
+def tell_ignored(where: object, names: Sequence[str]) -> None:
+    """Warns, in one line, of options or files in a place that are not read; of at most `MAX_TOLD` by their names."""
+    more = f" and {len(names) - MAX_TOLD:,} more" if len(names) > MAX_TOLD else ""
+    if names:
+        warn(f"{where}: ignored: {', '.join(f'{name!r:.60}' for name in names[:MAX_TOLD])}{more}")
 
 
 def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_many_ends: bool = False) -> Options:
@@ -290,6 +318,16 @@ def _beginning(folder: ModelFolder, name: str) -> str:
         return file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
+def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = False) -> Options:
+    """The options of a search, from generation_config.json or, where there is none, from config.json, see `options_of`.
+
+    Those in config.json are taken out of `config` in any case.
+    """
+    names = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH}
+    options = Options({name: config.pop(name) for name in names}, config.where)
+    return options_of(folder, GENERATION, has_many_ends=has_many_ends) if folder.has(GENERATION) else options
+
+
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Mapping[str, object]) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
@@ -306,13 +344,8 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
     Raises:
         RequestError: the search does what ours does not.
     """
-    names = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH}
-    options = Options({name: config.pop(name) for name in names}, config.where)
-    if folder.has(GENERATION):
-        options = options_of(folder, GENERATION)
-    asked = {name: options.pop(name) for name in lacking}
-    if lost := [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (None, lacking[name])]:
-        warn(f"{options.where}: our search has no {', no '.join(lost)}: its translations may be others than theirs")
+    options = asked_search(folder, config)
+    options.tell_lost(lacking)
     options.expect({**NEUTRAL_SEARCH, "forced_eos_token_id": end, "eos_token_id": end})
     banned = options.pop("bad_words_ids") or []
     if not isinstance(banned, list) or any(word not in [[id] for id in never] for word in banned):
@@ -323,5 +356,5 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
         "num_beams": options.whole("num_beams", 1_000, 1) or 1,
         "length_penalty": options.number("length_penalty", 1.0),
     }
-    options.finish(INERT | SEARCH_WITHOUT_EFFECT | {"decoder_start_token_id", "pad_token_id"})
+    options.finish(INERT | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
     return {**search, "max_length": longest} if longest else search

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.importing import bart_models, bert_models, causal_models, many_languages, t5, vit
-from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of
+from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of, tell_ignored
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
 from keras_transformer.tasks import TASKS
 
-# No others are fetched, so that a model brings no code.
+# The files that importers read. No others are fetched, so that a model brings no code.
+ADAPTER = "adapter_config.json"
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
-    "sentencepiece.bpe.model", "added_tokens.json", "preprocessor_config.json", "chat_template.jinja", "modules.json",
-    "1_Pooling/config.json", *bert_models.LONGEST, "README.md", *LICENSES,
+    "sentencepiece.bpe.model", "added_tokens.json", vit.PROCESSOR, vit.PROCESSORS, "chat_template.jinja",
+    "modules.json", "1_Pooling/config.json", bert_models.PROMPTS, *bert_models.LONGEST, "README.md", *LICENSES, ADAPTER,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
+# Other files and folders that change nothing, by their names.
+HARMLESS = re.compile(
+    # Documents, and code, which is never run.
+    r"\..*|(readme|licen[sc]e|notice|copying|citation|use_policy|requirements).*|modelcard\.json|images|assets"
+    r"|.*\.(md|pdf|png|jpe?g|gif|svg|webp|py|ipynb|sh)"
+    # What a training left.
+    r"|(training_args|optimizer|scheduler|scaler|rng_state|trainer_|events|global_step|checkpoint).*"
+    r"|.*_results\.\w+|.*\.(log|csv|tsv)|runs|logs|eval|latest|wandb"
+    # Other forms of the weights.
+    r"|(tf_model|flax_model|pytorch_model|model[.-]|consolidated|openvino|tflite).*|onnx|coreml|gguf|saved_model|original"
+    r"|.*\.(h5|msgpack|ot|onnx|onnx_data|gguf|tflite|mlmodel|mlpackage)|params\.json"
+    # Another form of a vocabulary; what other tasks read; modules, which modules.json names.
+    r"|tokenizer\.model|chat_template\.json|additional_chat_templates|(video_preprocessor|audio_tokenizer)_config\.json|\d_\w+",
+    re.IGNORECASE,
+)
+OTHER_WEIGHTS = (".gguf", ".h5", ".msgpack", ".ot", ".onnx")
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart_models.read_bart,
@@ -63,19 +81,46 @@ def download(name: str, folder: Path) -> None:
     repository, _, revision = name.partition("@")
     hub = HfApi()
 
-    def fetch(files: list[str]) -> None:
-        for file in files:
-            if file in there:
-                hub.hf_hub_download(repository, file, revision=revision or None, local_dir=folder)
+    def fetch(files: Iterable[str]) -> None:
+        with _errors_of_the_hub(name):
+            for file in files:
+                if file in there:
+                    hub.hf_hub_download(repository, file, revision=revision or None, local_dir=folder)
 
     with _errors_of_the_hub(name):
         there = set(hub.list_repo_files(repository, revision=revision or None))
-        weights = [each for each in WEIGHTS if each in there][:1]
-        fetch(SMALL_FILES + weights)
+    fetch(SMALL_FILES)
+    check_files(ModelFolder(folder), there)
+    weights = [each for each in WEIGHTS if each in there][:1]
+    fetch(weights)
     for index in [each for each in weights if each.endswith(INDEX)]:
-        homes = homes_in(ModelFolder(folder), index)
-        with _errors_of_the_hub(name):
-            fetch(sorted({*homes.values()}))
+        fetch(sorted({*homes_in(ModelFolder(folder), index).values()}))
+
+
+def check_files(folder: ModelFolder, names: Iterable[str]) -> None:
+    """Judges the files of a model by their names.
+
+    A file is one of four. An importer reads it. It is harmless, by `HARMLESS`. It changes the model, as an adapter
+    does, and is refused. Or nobody knows it: transformers and sentence-transformers do not read it, so it does not
+    change what they compute, and a warning names it.
+
+    Args:
+        folder: the model's folder, which holds at least the small files.
+        names: the paths of all its files.
+
+    Raises:
+        RequestError: the model is an adapter, or has an adapter, or has weights in another form alone.
+    """
+    first, received = {name.partition("/")[0] for name in names}, ""
+    if ADAPTER in first:
+        base = folder.json(ADAPTER).get("base_model_name_or_path")
+        received = f"an adapter of {base!r:.80} ({ADAPTER}): merge it by merge_and_unload() of peft"
+    elif (others := sorted(name for name in first if name.endswith(OTHER_WEIGHTS))) and not first & {*WEIGHTS}:
+        received = f"{others[0]!r:.80} alone: load it with transformers"
+    if received:
+        raise RequestError(f"{folder.path}: expected a whole model; received {received}, and call save_pretrained()")
+    unknown = first - {*SMALL_FILES, *WEIGHTS}
+    tell_ignored(folder.path, sorted(name for name in unknown if not HARMLESS.fullmatch(name)))
 
 
 @contextlib.contextmanager
@@ -127,9 +172,11 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
         RequestError: see `import_huggingface`.
     """
     files = ModelFolder(folder)
+    check_files(files, [path.name for path in files.path.iterdir()])
     config = files.json("config.json")
-    if config.get("auto_map") is not None:
-        raise RequestError(f"{files.path}: 'auto_map' asks for code of the folder, which is never run")
+    for name in ("config.json", *filter(files.has, ("tokenizer_config.json", vit.PROCESSOR))):
+        if files.json(name).get("auto_map") is not None:
+            raise RequestError(f"{files.path / name}: 'auto_map' asks for code of the folder, which is never run")
     architecture = config.get("model_type")
     if architecture not in list(ARCHITECTURES):
         raise RequestError(

@@ -11,14 +11,14 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import (
     ACTIVATIONS,
-    GENERATION,
     INERT,
     NEUTRAL_SEARCH,
+    NONE,
     READ_SEARCH,
     SEARCH_WITHOUT_EFFECT,
     ModelFolder,
     Options,
-    options_of,
+    asked_search,
 )
 from keras_transformer.importing.pieces import NEVER, count_ids
 from keras_transformer.importing.tensors import TensorFile
@@ -67,8 +67,7 @@ SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_token
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 # How they draw, and what they pad with: a generator of ours is told how to search.
 CAUSAL_WITHOUT_EFFECT = {
-    *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
-    "is_encoder_decoder",
+    *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id", "is_encoder_decoder",
 }  # fmt: skip
 # Options with the one value that the architectures have.
 ENCODER_FIXED: Config = {
@@ -165,17 +164,16 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 
-def ids_of(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], int | list[int]]:
+def ids_of(folder: ModelFolder, options: Options, asked: Options, size: int) -> tuple[list[int], int | list[int]]:
     """For each of our ids, theirs, of which the matrices have `size`; and the ids of ours that end a text.
-    Pad and unknown, which they lack, are copies of the start.
+    `asked` are the options of the search. Pad and unknown, which they lack, are copies of the start.
 
     A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
     has them, say what ends a text.
     """
     ends = _ends(options, size, size - 1)
     start = options.whole("bos_token_id", size - 1, ends[0])
-    if folder.has(GENERATION):
-        ends = _ends(options_of(folder, GENERATION, has_many_ends=True), size, *ends)
+    ends = _ends(asked, size, *ends)
     own = end_of(folder)  # which a chat has behind each turn
     end = own if own in ends else ends[0]
     count = max(count_ids(folder, size), start + 1, *(each + 1 for each in ends))
@@ -218,7 +216,11 @@ def language_model(
         RequestError: an option or a tensor is not known, missing or damaged.
     """
     size = options.size("vocab_size")
-    ids, end_ids = ids_of(folder, options, size)
+    asked = asked_search(folder, options, has_many_ends=True)
+    ids, end_ids = ids_of(folder, options, asked, size)
+    asked.pop("do_sample")  # as other options of drawing
+    asked.tell_lost({**NEUTRAL_SEARCH, "bad_words_ids": None, "forced_eos_token_id": None})
+    asked.finish(INERT | CAUSAL_WITHOUT_EFFECT | {"decoder_start_token_id"}, NONE)
     options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
     config = completed(options, {**config, "vocabulary_size": len(ids), "end_ids": end_ids}, complete_language_model)
     file = open_weights(folder)
@@ -253,8 +255,9 @@ def labels_of(options: Options) -> list[str]:
     """The labels in the order of the logits. Of equal names the later ones get their number too.
 
     Raises:
-        RequestError: they are not numbered from 0, or are no texts.
+        RequestError: they are not numbered from 0, or are no texts, or a text or an image has several.
     """
+    options.expect({"problem_type": "single_label_classification"})
     names = options.pop("id2label") or DEFAULT_LABELS
     options.pop("label2id")
     numbers = [str(number) for number in range(len(names))] if isinstance(names, dict | list) else []

@@ -50,7 +50,7 @@ from keras_transformer.importing.pieces import (
     tagged_vocabularies,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import WHOLE, text_vocabulary
+from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
@@ -74,7 +74,6 @@ CONTROLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, by their ids
 # A tag and its language: those of NLLB and mBART are the same text, M2M-100's has the language inside.
 LANGUAGE = re.compile(r"(?P<same>[a-z]{2,3}_[A-Za-z]{2,8})|__(?P<inner>\w{2,20})__")
 BEHIND = ["MBartTokenizer", "MBartTokenizerFast"]  # those that put tags behind sources
-ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
 
 
 class _Text(NamedTuple):
@@ -115,12 +114,13 @@ def _read(
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
     options = options_of(folder, "config.json", fixed)
+    options.take_start(folder)
     size = options.size("vocab_size")
     text = _text(folder, size)
     control = _control_ids(folder, text.ids, options)
     vocabularies = _vocabularies(folder, text, control)
     codes = {_code(tag): tag for tag in text.tags}
-    forced = _generation(folder).get("forced_bos_token_id")
+    forced = folder.json(GENERATION if folder.has(GENERATION) else "config.json").get("forced_bos_token_id")
     named = {"forced_bos_token_id": forced} if forced in text.tags.values() else {}
     search = search_of(folder, options, control.end, {*control} - {control.end}, named)
     ids = vocabularies[0].ids
@@ -256,10 +256,9 @@ def _dicts(values: object) -> list[Config]:
 def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> ControlIds:
     pad, end, unknown = (ids[text] for text in ("<pad>", "</s>", "<unk>"))
     options.expect({"pad_token_id": pad, "eos_token_id": end})
-    starts = options.pop("decoder_start_token_id"), _generation(folder).get("decoder_start_token_id")
     tokenizer = folder.json(TOKENIZER) if folder.has(TOKENIZER) else {}
     is_behind = tokenizer.get("legacy_behaviour") is True or tokenizer.get("tokenizer_class") in BEHIND
-    if is_behind or any(start not in (None, end) for start in starts):
+    if is_behind or options.pop("decoder_start_token_id") not in (None, end):
         raise RequestError(
             f"{folder.path}: expected a model whose sources begin with the tag of their language, and whose decoding "
             f"starts with {end}, as those of mBART-50, M2M-100 and NLLB-200; received one with tags behind sources or "
@@ -291,11 +290,6 @@ def _code(tag: str) -> str:
     """The language of a tag."""
     found = LANGUAGE.fullmatch(tag)
     return (found and found["inner"]) or tag
-
-
-def _generation(folder: ModelFolder) -> Config:
-    """Where the folder says what translations begin with."""
-    return folder.json(GENERATION if folder.has(GENERATION) else "config.json")
 
 
 def _languages(folder: ModelFolder, codes: Mapping[str, str], target: str | None) -> tuple[str, str] | None:

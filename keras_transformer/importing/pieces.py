@@ -76,10 +76,10 @@ def fixed_logits(ids: list[int]) -> dict[int, float]:
     Args:
         ids: for each of our ids, the id in the model from outside.
     """
-    control = ids[: END + 1]
+    own = ids[PAD], ids[UNKNOWN], ids[END]
     copies = [UNKNOWN] if ids[UNKNOWN] in (ids[PAD], ids[END]) else []
-    copies += [START] if control.count(ids[START]) > 1 else []
-    return dict.fromkeys(copies + [id for id in range(END + 1, len(ids)) if ids[id] in control], NEVER)
+    copies += [START] if ids.count(ids[START]) > 1 else []
+    return dict.fromkeys(copies + [id for id in range(END + 1, len(ids)) if ids[id] in own], NEVER)
 
 
 class _Piece(NamedTuple):
@@ -218,10 +218,10 @@ def _tags(proto: Any, ids: dict[str, int]) -> dict[str, int]:
 
 
 def _emitted(proto: Any, types: Any, ids: dict[str, int], control: ControlIds) -> list[_Piece]:
-    """The pieces that a model from outside may emit, by its ids."""
+    """The pieces that a model from outside may emit, by its ids. A piece that decoding starts with is one of them."""
     known, pieces = _pieces_of_text(proto, types), []
     for text, id in sorted(ids.items(), key=lambda item: item[1]):
-        if id in control:
+        if id in control and (id != control.start or control.count(id) > 1 or text in CONTROL_PIECES):
             continue
         if text in CONTROL_PIECES:  # a piece of text here, which must not be spelled as our control pieces are
             pieces.append(_Piece(f"{text}*", 0.0, types.UNUSED, id))

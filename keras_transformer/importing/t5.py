@@ -20,10 +20,11 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, SPECIAL, ModelFolder, Options, options_of, search_of
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import completed, read_named, write_named
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import check_added, tokenizer_options
 from keras_transformer.importing.unigram import sentencepiece_model
 from keras_transformer.importing.weights import (
     TRANSPOSED,
@@ -82,6 +83,7 @@ def read_mt5(folder: ModelFolder) -> Imported:
 
 def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
     options.expect(FIXED)
+    options.take_start(folder)
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
     never = {*vocabulary.ids[: vocabulary.num_control_ids], *range(max(vocabulary.ids) + 1, size)} - {control.end}
@@ -99,7 +101,7 @@ def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
 
 
 def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocabulary, ControlIds]:
-    tokenizer = _tokenizer_options(folder)
+    tokenizer = tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
     start, pad = (
         options.whole(name, size - 1) if options.has(name) else None
@@ -117,32 +119,10 @@ def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocab
     if pad not in (None, control.pad):
         raise options.refusal("pad_token_id", pad, f"{control.pad!r} alone")
     options.expect({"eos_token_id": control.end})
-    _check_added(folder, tokenizer, {"<pad>", "<s>", "</s>", "<unk>", *sentinels, *_tags(vocabulary)})
+    known = {"<pad>", "<s>", "</s>", "<unk>", *sentinels}
+    known |= {tag.removeprefix(SPACE) for tag in vocabulary.tokenizer.tags}
+    check_added(folder, tokenizer, known, "the sentinels of T5 alone")
     return vocabulary, control
-
-
-def _tags(vocabulary: Vocabulary) -> list[str]:
-    """The tags of languages, as a text has them."""
-    return [tag.removeprefix(SPACE) for tag in vocabulary.tokenizer.tags]
-
-
-def _tokenizer_options(folder: ModelFolder) -> Options:
-    name = "tokenizer_config.json"
-    return Options(folder.json(name) if folder.has(name) else {}, str(folder.path / name))
-
-
-def _check_added(folder: ModelFolder, tokenizer: Options, known: set[str]) -> None:
-    """Raises RequestError if the tokenizer has pieces that were added later, which `spiece.model` does not know."""
-    tokenizer.expect({"sp_model_kwargs": {}})
-    added = {name: tokenizer.pop(name) for name in ("added_tokens_decoder", *SPECIAL)}
-    if folder.has("added_tokens.json"):
-        added["added_tokens.json"] = [*folder.json("added_tokens.json")]
-    for name, entries in added.items():
-        entries = [*entries.values()] if isinstance(entries, dict) else entries
-        for entry in entries if isinstance(entries, list) else [] if entries is None else [entries]:
-            text = entry.get("content") if isinstance(entry, dict) else entry
-            if text not in [*known]:
-                raise tokenizer.refusal(name, text, "the sentinels of T5 alone")
 
 
 def arguments(options: Options, feed_forward: str = "relu") -> Config:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import MAX_JSON_BYTES, ModelFolder, Options
+from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
 from keras_transformer.importing.pieces import Vocabulary
+from keras_transformer.importing.unigram import steps_of
 from keras_transformer.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
 
 WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"
+ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What the older files do not say: the special tokens of BART and of GPT-2, and of BERT.
-BART_TOKENS = dict(zip(SPECIAL, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
-GPT2_TOKENS = dict.fromkeys(SPECIAL[:3], "<|endoftext|>")
-BERT_TOKENS = dict(zip(SPECIAL[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
+BART_TOKENS = dict(zip(ROLES, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
+GPT2_TOKENS = dict.fromkeys(ROLES[:3], "<|endoftext|>")
+# Classes of transformers that take the parts of a tokenizer.json as they are. Others make parts of these types anew, by
+# options of tokenizer_config.json, which stand here before their names in the part.
+AS_THEY_ARE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+PARTS = {
+    "BertNormalizer": {
+        "do_lower_case": "lowercase", "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    },
+    **dict.fromkeys(("ByteLevel", "Metaspace", "Prepend"), {"add_prefix_space": "add_prefix_space"}),
+}  # fmt: skip
+BERT_TOKENS = dict(zip(ROLES[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
 
 
 def text_vocabulary(
@@ -47,6 +60,8 @@ def text_vocabulary(
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
     if not spelled:
         raise RequestError(f"{folder.path / name}: expected a tokenizer of text; received one that reads nothing")
+    if name == WHOLE:
+        _check_same(folder, tokenizer)
     if has_ends and not tokenizer.has_end:
         raise RequestError(f"{folder.path / name}: expected a tokenizer that puts an end behind a text; it does not")
     return Vocabulary(tokenizer, ids)
@@ -77,7 +92,7 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
 
 def end_of(folder: ModelFolder) -> int | None:
     """The id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
-    token = _options(folder).pop("eos_token")
+    token = tokenizer_options(folder).pop("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     added = folder.json(WHOLE).get("added_tokens") if folder.has(WHOLE) else None
     tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
@@ -88,16 +103,53 @@ def _chat_template(folder: ModelFolder) -> str:
     """How chats become text, in a file of its own or in tokenizer_config.json; "" if the folder does not say."""
     if folder.has(TEMPLATE):
         return folder.read(TEMPLATE, MAX_JSON_BYTES).decode("utf-8", "replace")
-    template = _options(folder).pop("chat_template")
+    template = tokenizer_options(folder).pop("chat_template")
     if isinstance(template, list):  # a model may have some more, such as for tools
         named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
         template = named[0].get("template") if named else None
     return template if isinstance(template, str) else ""
 
 
-def _options(folder: ModelFolder) -> Options:
-    name = "tokenizer_config.json"
-    return Options(folder.json(name) if folder.has(name) else {}, str(folder.path / name))
+def tokenizer_options(folder: ModelFolder) -> Options:
+    """The options in tokenizer_config.json. Where these list no added tokens, those in special_tokens_map.json win, as
+    with transformers.
+    """
+    values, more = (folder.json(name) if folder.has(name) else {} for name in (TOKENIZER, MAP))
+    more = {} if "added_tokens_decoder" in values else more
+    options = Options({**values, **more}, str(folder.path / TOKENIZER))
+    options.expect({"sp_model_kwargs": {}})
+    return options
+
+
+def check_added(folder: ModelFolder, options: Options, known: Collection[str], expected: str) -> None:
+    """Raises RequestError if a tokenizer has tokens that were added later.
+
+    Args:
+        folder, options: the model's folder, and the options of its tokenizer.
+        known: the tokens that it may have.
+        expected: what these are, for the message.
+    """
+    added = {name: options.pop(name) for name in ("added_tokens_decoder", *SPECIAL)}
+    added[ADDED] = [*folder.json(ADDED)] if folder.has(ADDED) else None
+    for name, entries in added.items():
+        entries = [*entries.values()] if isinstance(entries, dict) else entries
+        for entry in entries if isinstance(entries, list) else [] if entries is None else [entries]:
+            text = entry.get("content") if isinstance(entry, dict) else entry
+            if not isinstance(text, str) or text not in known:
+                raise options.refusal(name, text, expected)
+
+
+def _check_same(folder: ModelFolder, tokenizer: HuggingFaceTokenizer) -> None:
+    """Raises RequestError if the other files say something else than tokenizer.json, for transformers takes what they
+    say.
+    """
+    options, content = tokenizer_options(folder), json.loads(tokenizer.text)
+    check_added(folder, options, tokenizer.library.get_vocab(), "a token of tokenizer.json")
+    if options.pop("tokenizer_class") in AS_THEY_ARE:
+        return
+    for part in (*steps_of(content.get("normalizer")), *steps_of(content.get("pre_tokenizer"))):
+        said = {"add_prefix_space": part.get("prepend_scheme") != "never", **part}
+        options.expect({name: said.get(theirs) for name, theirs in PARTS.get(str(said.get("type")), {}).items()})
 
 
 def _special(options: Options, usual: Config) -> dict[str, str]:
@@ -114,7 +166,7 @@ def _special(options: Options, usual: Config) -> dict[str, str]:
 
 def _merged(folder: ModelFolder) -> str:
     """Byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of merges."""
-    library, options = tokenizers_library(), _options(folder)
+    library, options = tokenizers_library(), tokenizer_options(folder)
     vocab = folder.json(MERGED[0])
     if {*vocab.values()} != {*range(len(vocab))}:  # the library takes memory for every id below the largest
         raise RequestError(f"{folder.path / MERGED[0]} is damaged: expected the ids from 0 on, each once")
@@ -134,7 +186,7 @@ def _merged(folder: ModelFolder) -> str:
 
 def _words(folder: ModelFolder) -> str:
     """WordPiece (Devlin et al. 2018) from a list of words."""
-    library, options = tokenizers_library(), _options(folder)
+    library, options = tokenizers_library(), tokenizer_options(folder)
     lines = folder.read(WORDS, MAX_JSON_BYTES).decode("utf-8").removesuffix("\n").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines)}
     tokens = _special(options, BERT_TOKENS)
@@ -158,7 +210,7 @@ def _words(folder: ModelFolder) -> str:
 def _with_tokens(tokenizer: Any, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], Any]) -> str:
     """The text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
     library = tokenizers_library()
-    more = folder.json("added_tokens.json") if folder.has("added_tokens.json") else {}
+    more = folder.json(ADDED) if folder.has(ADDED) else {}
     mask = tokens.get("mask_token")
     for token in dict.fromkeys([*tokens.values(), *sorted(more, key=lambda token: str(more[token]).zfill(10))]):
         if (id := more.get(token, place(token))) is None:

@@ -52,7 +52,7 @@ def sentencepiece_model(tokenizer: Config, others: list[str]) -> bytes:
     for place, (text, score) in enumerate(entries[: len(texts) - len(others)]):
         type = types.UNKNOWN if place == unknown else types.CONTROL if text in CONTROLS else types.NORMAL
         proto.pieces.add(piece=text, score=score, type=type)
-    for step in [*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))]:
+    for step in [*steps_of(tokenizer.get("normalizer")), *steps_of(tokenizer.get("pre_tokenizer"))]:
         kind, options = step.get("type"), {name: value for name, value in step.items() if name != "type"}
         if kind == "Precompiled" and isinstance(table := options.get("precompiled_charsmap"), str):
             proto.normalizer_spec.precompiled_charsmap = base64.b64decode(table, validate=True)
@@ -94,7 +94,7 @@ def _added(tokenizer: Config, count: int) -> list[str]:
     return [text for _, text in sorted(pairs)]
 
 
-def _steps(part: object) -> Iterator[Config]:
+def steps_of(part: object) -> Iterator[Config]:
     """The steps of a normalizer or of a pre-tokenizer; a sequence holds others."""
     if part is None:
         return
@@ -105,4 +105,4 @@ def _steps(part: object) -> Iterator[Config]:
         return
     steps = part.get("normalizers", part.get("pretokenizers"))
     for step in steps if isinstance(steps, list) else [steps]:
-        yield from _steps(step)
+        yield from steps_of(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_transformer import family
+from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
 from keras_transformer.importing.layouts import (
     ENCODER_BLOCK,
@@ -34,7 +35,7 @@ from keras_transformer.importing.weights import (
 )
 from keras_transformer.options import Config
 
-PROCESSOR = "preprocessor_config.json"
+PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
 # Options of the processor with the one value that images are read with here, see `read_image`.
 PROCESSOR_FIXED: Config = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
@@ -84,6 +85,8 @@ def complete(config: Config) -> Config:
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
     """What is subtracted from pixels and what they are divided by, from the options of the processor."""
+    if folder.has(PROCESSORS):
+        raise RequestError(f"{folder.path}: expected {PROCESSOR} alone; received {PROCESSORS} too: join them")
     options = options_of(folder, PROCESSOR, PROCESSOR_FIXED)
     size = options.pop("size", image_size)
     if size not in (image_size, {"height": image_size, "width": image_size}):

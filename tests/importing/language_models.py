@@ -19,7 +19,7 @@ TEXT = [*lines(0), "Zürich, naïve café déjà-vu.", "Это проверка!
 T5: dict[str, Any] = {
     "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 6, "decoder_start_token_id": 0, "tie_word_embeddings": False,
-    "feed_forward_proj": "gated-gelu",
+    "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 0.01,
 }  # fmt: skip
 SIDES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
@@ -84,10 +84,10 @@ def madlad(folder: Path) -> Any:
     return saved(folder, made)
 
 
-def m2m_model(folder: Path, size: int) -> Any:
+def m2m_model(folder: Path, size: int, **options: Any) -> Any:
     import transformers
 
-    config = transformers.M2M100Config(vocab_size=size, max_position_embeddings=64, **SIDES)
+    config = transformers.M2M100Config(vocab_size=size, max_position_embeddings=64, **SIDES, **options)
     return saved(folder, transformers.M2M100ForConditionalGeneration(config))
 
 
@@ -133,7 +133,7 @@ def nllb_folder(folder: Path) -> Any:
 
 def nllb(folder: Path) -> Any:
     """NLLB-200 with its SentencePiece model."""
-    return m2m_model(folder, len(nllb_folder(folder)) + 2)
+    return m2m_model(folder, len(nllb_folder(folder)) + 2, scale_embedding=False, activation_function="gelu")
 
 
 def nllb_alone(folder: Path) -> Any:
@@ -159,7 +159,7 @@ def mbart_alone(folder: Path, **options: Any) -> Any:
 
 def mbart(folder: Path) -> Any:
     """mBART-50 with the files of older versions: the SentencePiece model, and a list of tags without ids."""
-    model = mbart_alone(folder, scale_embedding=False)
+    model = mbart_alone(folder, scale_embedding=False, activation_function="relu")
     tags = json.loads((folder / "tokenizer_config.json").read_text())["extra_special_tokens"][2:]
     (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": tags}))
     (folder / "tokenizer.json").unlink()

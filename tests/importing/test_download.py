@@ -27,6 +27,7 @@ def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
     split(folder)
     for name in ("tokenizer.json", "vocab.txt", "merges.txt", "special_tokens_map.json"):
         (folder / name).write_text("{}")
+    (folder / "steering.json").write_text("{}")
     (folder / "modeling_marian.py").write_text("raise SystemExit('this must not run')")
     asked: list[str] = []
 
@@ -70,6 +71,7 @@ def test_a_model_is_fetched_and_imported(hub, tmp_path):
     command = [sys.executable, "-m", "keras_transformer", "import", "--download", f"{NAME}@v1", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+    assert "ignored: 'steering.json'" in done.stderr
     assert (tmp_path / "run" / "model.keras").is_file()
     fetched = {path.split("?")[0].rpartition("/")[2] for path in asked if path.startswith(f"/{NAME}/resolve/v1/")}
     assert {f"model-{number}.safetensors" for number in range(3)} <= fetched

@@ -5,6 +5,8 @@ What transformers made and computed is stored. With the marker `parity` it makes
 
 import json
 import re
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +16,25 @@ import pytest
 import keras_transformer
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import Options
+from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.importing.weights import Imported
 from keras_transformer.text.tokenizer import END, START
-from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, safetensors, tensors_of, unpack, words_of, write
+from tests.importing.language_models import FOLDERS as OF_MANY_LANGUAGES
+from tests.importing.text_models import FOLDERS
+from tests.importing.theirs import (
+    KINDS,
+    MAX_LENGTH,
+    OTHER_STARTS,
+    SIZE,
+    Maker,
+    safetensors,
+    tensors_of,
+    unpack,
+    words_of,
+    write,
+)
 
 
 class Made(NamedTuple):
@@ -88,7 +105,7 @@ def test_pieces_and_texts(made):
         assert target.tokenizer.decode([[made.ours[id] for id in row]]) == [text]
 
 
-@of("marian", "bart", "t5", with_variants=False)
+@of("marian", "bart", "t5", *OTHER_STARTS, with_variants=False)
 def test_greedy_translations(made):
     """Some of theirs are forced to end."""
     lines, ids = lines_of(made), made.imported.target.ids
@@ -166,6 +183,64 @@ def test_options_that_are_left_out_have_the_values_of_theirs(kind, tmp_path):
     expected = read_huggingface(tmp_path).config
     (tmp_path / "config.json").write_text(json.dumps({name: whole[name] for name in ("model_type", *options)}))
     assert read_huggingface(tmp_path).config == expected
+
+
+# Options that are read and cannot be compared: of training, of lengths and pixels, those that tensors or tokenizers
+# tell too, and an older spelling.
+NOT_COMPARED = {
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "dropout_rate", "hidden_dropout_prob",
+    "resid_pdrop", "n_positions", "num_channels", "tie_word_embeddings", "bos_token_id", "decoder_start_token_id",
+    "eos_token_id", "pad_token_id", "rope_theta",
+}  # fmt: skip
+
+
+@pytest.mark.parity
+def test_every_option_that_is_read_is_set_where_transformers_is_compared(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    read, compared = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    checked = Options._checked
+
+    def noted(self: Options, name: str, *rest: Any) -> Any:
+        read[config.model_type] |= {name} if self.where.endswith("/config.json") else set()
+        return checked(self, name, *rest)
+
+    monkeypatch.setattr(Options, "_checked", noted)
+    for kind, make in ({kind: partial(write, kind) for kind in KINDS} | OF_MANY_LANGUAGES).items():
+        (tmp_path / kind).mkdir()
+        make(tmp_path / kind)
+        config = transformers.AutoConfig.from_pretrained(str(tmp_path / kind))
+        default = type(config)().to_dict()
+        compared[config.model_type] |= {name for name, value in config.to_dict().items() if value != default.get(name)}
+        read_huggingface(tmp_path / kind)
+    compared["mt5"] |= compared["t5"]  # which are read alike, as RoBERTa and XLM-R are
+    assert {*ARCHITECTURES} - {*read} == {"xlm-roberta"}
+    for architecture, names in read.items():
+        assert names - compared[architecture] - NOT_COMPARED == set(), architecture
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_two_files_of_a_tokenizer_say_the_same_or_are_refused(kind, tmp_path):
+    """transformers takes what tokenizer_config.json says, where tokenizer.json says something else."""
+    transformers = pytest.importorskip("transformers")
+    FOLDERS[kind](tmp_path)
+    path, num_refused = tmp_path / "tokenizer_config.json", 0
+    whole = json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizer"}
+    if kind != "llama":
+        del whole["tokenizer_class"]  # the architecture's then
+    names = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+    said: list[dict[str, Any]] = [{name: value} for name in names for value in (True, False)]
+    for options in [{}, {"additional_special_tokens": ["<sep>"]}, *said]:
+        path.write_text(json.dumps({**whole, **options}))
+        theirs: Any = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+        try:
+            ours: Any = read_huggingface(tmp_path).source.tokenizer
+        except RequestError:
+            num_refused += 1
+            continue
+        for line in ("the dogs", "THE Dogs", "Zürich, é", "日本語 the", "the <sep> dogs"):
+            assert ours.library.encode(line).ids == theirs(line)["input_ids"], (options, line)
+    assert 0 < num_refused < len(said)
 
 
 @pytest.mark.parametrize("dtype", ["F64", "F16", "BF16"])

@@ -1,5 +1,6 @@
 """What no importer knows is refused by its name: options, tensors and files; and what old files say is read."""
 
+import contextlib
 import json
 import shutil
 from typing import Any
@@ -9,9 +10,9 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT
-from keras_transformer.importing.huggingface import read_huggingface
-from tests.importing.theirs import change, safetensors, tensors_of, unpack, write
+from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT, ModelFolder
+from keras_transformer.importing.huggingface import ADAPTER, HARMLESS, SMALL_FILES, WEIGHTS, read_huggingface
+from tests.importing.theirs import KINDS, change, safetensors, tensors_of, unpack, write
 
 STRETCHED = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -37,7 +38,6 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "t5": [
         ({"is_gated_act": True}, "'is_gated_act': expected False alone"),
         ({"d_kv": 7}, "SelfAttention.q.weight of the shape"),
-        ({"decoder_start_token_id": 4}, "decoding starts with id 4, which is no control piece"),
         ({"vocab_size": 159}, "expected pieces for the 159 ids of config.json; received 60 and 100 others"),
     ],
     "gpt2": [
@@ -65,7 +65,10 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"hidden_act": "relu"}, "'hidden_act': expected gelu, as the head has; received: 'relu'"),
         ({"pad_token_id": 99}, "pad_token_id"), ({"max_position_embeddings": 2}, "context_length"),
     ],
-    "vit": [({"patch_size": 4}, "patch_size"), ({"id2label": {"0": "a"}}, "id2label")],
+    "vit": [
+        ({"patch_size": 4}, "patch_size"), ({"id2label": {"0": "a"}}, "id2label"),
+        ({"problem_type": "multi_label_classification"}, "'problem_type': expected 'single_label_"),
+    ],
 }  # fmt: skip
 
 
@@ -79,7 +82,10 @@ def test_an_option(kind, tmp_path):
             read_huggingface(folder)
 
 
-GENERATION, PIXELS = "generation_config.json", "preprocessor_config.json"
+GENERATION, PIXELS, PROMPTS = "generation_config.json", "preprocessor_config.json", "config_sentence_transformers.json"
+# Values of all options of a search that change what a generator writes.
+LACKING = {name: {None: [[3]], False: True}.get(value, 3) for name, value in NEUTRAL_SEARCH.items()}
+LACKING |= {"do_sample": None, "bad_words_ids": [[3]]}
 
 
 def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
@@ -123,23 +129,33 @@ def test_every_option_that_transformers_has_is_known(kind, tmp_path, capsys):
     assert {*transformers.GenerationConfig().to_dict()} <= known
 
 
+MODULE = {"type": "sentence_transformers.models.Transformer", "path": ""}
+PROMPTED: dict[str, Any] = {"prompts": {"document": "passage: ", "query": ""}, "default_prompt_name": "document"}
 FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "marian": [
         (GENERATION, {"no_repeat_ngram_size": 3}, "'no_repeat_ngram_size': expected 0 alone; received: 3"),
         (GENERATION, {"num_beams": 10**6}, "'num_beams'"),
         (GENERATION, {"eos_token_id": [0, 4]}, "'eos_token_id': expected one id, for no search .*: \\[0, 4\\]"),
         ("added_tokens.json", {"</s>": 0, "<sep>": 99}, "expected pieces of vocab.json alone; .*<sep>"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"62": {"content": "<sep>"}}}, "pieces of vocab.json alone"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["code.T", None]}}, "'auto_map' asks for code"),
         ("vocab.json", {"</s>": 1}, "vocab.json: expected ids from 0 to at most"),
     ],
     "t5": [
+        (GENERATION, {"decoder_start_token_id": 4}, "decoding starts with id 4, which is no control piece"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"65": {"content": "<sep>"}}}, "'added_tokens_decoder': "),
         ("tokenizer_config.json", {"additional_special_tokens": ["<sep>"]}, "'additional_special_tokens': .* '<sep>'"),
         ("added_tokens.json", {"<sep>": 160}, "'added_tokens.json': expected the sentinels of T5 alone"),
     ],
     "llama": [(GENERATION, {"eos_token_id": [2, 60]}, "'eos_token_id': expected whole numbers from 0 to 59; .*60")],
-    "bert": [("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own")],
+    "bert": [
+        ("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own"),
+        ("tokenizer_config.json", {"do_lower_case": False}, "'do_lower_case': expected True alone; received: False"),
+        (PROMPTS, PROMPTED, "'default_prompt_name': expected null; received one that puts 'passage: '"),
+    ],
     "vit": [
         (PIXELS, {"size": {"height": 8, "width": 8}}, "'size': expected 6, as in config.json"),
+        ("processor_config.json", {"image_processor": {"size": 8}}, "processor_config.json too"),
         (PIXELS, {"do_center_crop": True}, "do_center_crop"), (PIXELS, {"image_mean": [0.1, 0.2]}, "for each channel"),
     ],
 }  # fmt: skip
@@ -149,9 +165,40 @@ FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
 def test_an_entry_of_another_file(kind, tmp_path):
     for place, (name, values, message) in enumerate(FILES[kind]):
         folder = write(kind, tmp_path / str(place))
+        (folder / "modules.json").write_text(json.dumps([MODULE]))
         change(folder, name, **values)
         with pytest.raises(RequestError, match=message):
             read_huggingface(folder)
+
+
+def test_a_prompt_that_is_no_default_and_an_empty_list_change_nothing(tmp_path, capsys):
+    expected = read_huggingface(write("bert", tmp_path / "bert")).config
+    (tmp_path / "bert" / "modules.json").write_text(json.dumps([MODULE]))
+    (tmp_path / "bert" / PROMPTS).write_text('{"__version__": {}}')
+    assert read_huggingface(tmp_path / "bert").config == expected
+    for name in (None, "query"):
+        change(tmp_path / "bert", PROMPTS, **PROMPTED | {"default_prompt_name": name})
+        assert read_huggingface(tmp_path / "bert").config == expected
+    change(write("bart", tmp_path / "bart"), GENERATION, suppress_tokens=[], begin_suppress_tokens=[], sequence_bias={})
+    read_huggingface(tmp_path / "bart")
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_search_that_a_generator_lacks_is_told(kind, tmp_path, capsys):
+    """How it draws stays silent."""
+    drawing = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "suppress_tokens": []}
+    for name in (GENERATION, "config.json"):  # older files have it in the latter
+        change(write(kind, tmp_path), name, **drawing)
+        if name == "config.json":
+            (tmp_path / GENERATION).unlink()
+        assert read_huggingface(tmp_path) and not capsys.readouterr().err
+        change(tmp_path, name, **LACKING)
+        read_huggingface(tmp_path)
+        told = capsys.readouterr().err
+        assert f"{name}: our search has no" in told and all(
+            f" {option} " in told for option in LACKING if option != "do_sample"
+        )
 
 
 def test_a_refused_model_leaves_no_run(tmp_path, capsys):
@@ -178,6 +225,77 @@ def test_a_missing_file(kind, name, tmp_path):
     (folder / name).unlink()
     with pytest.raises(RequestError, match=name):
         read_huggingface(folder)
+
+
+# Files beside a model, as its page on the Hub, a training, and other libraries leave them.
+BESIDE = [
+    ".gitattributes", ".cache", "README.md", "LICENSE", "USE_POLICY.md", "a.png", "modeling_x.py", "requirements.txt",
+    "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "all_results.json",
+    "runs", "eval_results.txt", "checkpoint-5", "global_step20", "latest", "similarity_results.csv", "eval",
+    "events.out.tfevents.1", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "pytorch_model.bin", "model.onnx",
+    "onnx", "openvino", "openvino_model.xml", "coreml", "model.fp16.safetensors", "model-00001-of-00002.safetensors",
+    "model.Q4_K_M.gguf", "consolidated.00.pth", "original", "tokenizer.model", "spiece.model", "vocab.txt",
+    "1_Pooling", "2_Normalize", "preprocessor_config.json", "chat_template.json", "scaler.pt",
+]  # fmt: skip
+
+
+def test_files_beside_a_model_are_harmless_told_or_refused(tmp_path, capsys):
+    folder = write("llama", tmp_path)
+    for name in BESIDE:
+        (folder / name).touch()
+    (folder / "preprocessor_config.json").write_text("{}")
+    read_huggingface(folder)
+    assert not capsys.readouterr().err
+    for number in range(30):
+        (folder / f"steering_{number:02}.safetensors").touch()
+    read_huggingface(folder)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "ignored: 'steering_00.safetensors', 'steering_01" in told and "10 more" in told
+    for name in ("model.safetensors", "pytorch_model.bin", "config.json"):
+        (folder / name).unlink()
+    with pytest.raises(RequestError, match="received 'flax_model.msgpack' alone: load it with transformers"):
+        read_huggingface(folder)
+    change(folder, ADAPTER, base_model_name_or_path="a/b")
+    with pytest.raises(RequestError, match="received an adapter of 'a/b' .*merge_and_unload"):
+        read_huggingface(folder)
+
+
+def test_what_importers_look_for_is_what_a_download_fetches(tmp_path, monkeypatch):
+    asked: list[str] = []
+    for name in ("has", "file"):
+        plain = getattr(ModelFolder, name)
+
+        def noted(self: ModelFolder, file: str, plain: Any = plain) -> Any:
+            asked.append(file)
+            return plain(self, file)
+
+        monkeypatch.setattr(ModelFolder, name, noted)
+    for kind in KINDS:
+        folder = write(kind, tmp_path / kind)
+        if kind == "bert":
+            modules = [MODULE, {"type": "a.Pooling", "path": "1_Pooling"}]
+            (folder / "modules.json").write_text(json.dumps(modules))
+            (folder / "1_Pooling").mkdir()
+            change(folder, "1_Pooling/config.json", pooling_mode="mean")
+        if kind in ("gpt2", "distilbert"):  # older files
+            (folder / "tokenizer.json").unlink()
+        if kind == "gpt2":
+            change(folder, "vocab.json", a=0)
+        with contextlib.suppress(RequestError):
+            read_huggingface(folder)
+    of_many_languages, told_of = "sentencepiece.bpe.model", "tokenizer.model"
+    assert {*asked} - {*WEIGHTS, told_of} == {*SMALL_FILES} - {of_many_languages, ADAPTER}
+
+
+@pytest.mark.parity
+def test_every_file_that_transformers_looks_for_is_known():
+    transformers = pytest.importorskip("transformers")
+    names = {value for name, value in vars(transformers.utils).items() if name.endswith("_NAME") and "." in str(value)}
+    for kind in ("Bert", "Roberta", "XLMRoberta", "GPT2", "Llama", "T5", "Marian", "M2M100", "Nllb", "MBart50"):
+        names |= {*getattr(transformers, f"{kind}Tokenizer").vocab_files_names.values()}
+    of_an_adapter = {"adapter_model.bin", "adapter_model.safetensors"}
+    unknown = {name for name in names - {*SMALL_FILES, *WEIGHTS} if not HARMLESS.fullmatch(name)}
+    assert len(names) > 15 and unknown == of_an_adapter
 
 
 def test_a_link_out_of_the_folder(tmp_path):

@@ -33,10 +33,12 @@ SIDES: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
 }  # fmt: skip
+BART = {**SIDES, "vocab_size": SIZE, "max_position_embeddings": 28}
 T5: dict[str, Any] = {
     "vocab_size": 168, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
 }  # fmt: skip
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "layer_norm_epsilon": 0.01}
 GPT2: dict[str, Any] = {
     "vocab_size": SIZE, "n_positions": CONTEXT, "n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": 59,
     "eos_token_id": 59,
@@ -61,33 +63,43 @@ DISTILBERT: dict[str, Any] = {
     "n_heads": 2, "hidden_dim": 12, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
 VIT = {**ENCODER, "image_size": IMAGE, "patch_size": 2}
+WIDE_GELU: dict[str, Any] = {"hidden_act": "gelu_new", "layer_norm_eps": 0.01}
 # The class of each model, and options which together are all that an import reads.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("MarianMTModel", {**SIDES, "scale_embedding": True, "activation_function": "swish"}),
     "marian-apart": ("MarianMTModel", {**SIDES, "scale_embedding": False, "activation_function": "relu"}),
-    "bart": ("BartForConditionalGeneration", {**SIDES, "vocab_size": SIZE, "max_position_embeddings": 28}),
+    "marian-start": ("MarianMTModel", {**SIDES, "scale_embedding": True, "activation_function": "swish"}),
+    "bart": ("BartForConditionalGeneration", BART),
+    "bart-start": ("BartForConditionalGeneration", {**BART, "activation_function": "relu", "scale_embedding": True}),
     "t5": ("T5ForConditionalGeneration", T5),
-    "t5-gated": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5-start": ("T5ForConditionalGeneration", T5),
+    "t5-gated": ("T5ForConditionalGeneration", {**T5, **GATED}),
     "gpt2": ("GPT2LMHeadModel", GPT2),
-    "gpt2-inner": ("GPT2LMHeadModel", {**GPT2, "n_inner": 20, "activation_function": "gelu"}),
+    "gpt2-inner": (
+        "GPT2LMHeadModel",
+        {**GPT2, "n_inner": 20, "activation_function": "gelu", "layer_norm_epsilon": 0.01},
+    ),
     "llama": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 4}),
     "llama-grouped": (
         "LlamaForCausalLM",
-        {**LLAMA, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True, "rope_theta": 500.0},
+        {
+            **LLAMA, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True, "rope_theta": 500.0,
+            "hidden_act": "gelu", "rms_norm_eps": 0.01,
+        },
     ),
     "llama-stretched": ("LlamaForCausalLM", {**LLAMA, "head_dim": 12, "rope_scaling": LLAMA3}),
     "llama-linear": ("LlamaForCausalLM", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     "bert-tokens": ("BertForMaskedLM", BERT),
-    "bert-labels": ("BertForSequenceClassification", {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 1}),
+    "bert-labels": ("BertForSequenceClassification", {**BERT, **WIDE_GELU, "type_vocab_size": 1}),
     "bert": ("BertModel", BERT),
     "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
-    "roberta-labels": ("RobertaForSequenceClassification", {**ROBERTA, "hidden_act": "relu"}),
+    "roberta-labels": ("RobertaForSequenceClassification", {**ROBERTA, "hidden_act": "relu", "layer_norm_eps": 0.01}),
     "roberta": ("RobertaModel", ROBERTA),
     "distilbert-tokens": ("DistilBertForMaskedLM", {**DISTILBERT, "activation": "relu"}),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTILBERT),
     "distilbert": ("DistilBertModel", DISTILBERT),
     "vit": ("ViTForImageClassification", VIT),
-    "vit-plain": ("ViTForImageClassification", {**VIT, "qkv_bias": False, "hidden_act": "gelu_new"}),
+    "vit-plain": ("ViTForImageClassification", {**VIT, **WIDE_GELU, "qkv_bias": False}),
 }  # fmt: skip
 # By parts of the names of tensors, what their numbers are multiplied by, so that texts differ from one another.
 FACTORS = {
@@ -95,7 +107,15 @@ FACTORS = {
     "model.shared": 2, "shared": 6, "decoder.final_layer_norm": -1, "embed_tokens": 4, "lm_head": 4, "relative": 2,
 }  # fmt: skip
 # A seed, and a bias of the end, with which some translations end, and others do not.
-STARTS = {"marian": (13, 4.0), "marian-apart": (3, 10.0), "bart": (10, 5.0)}
+STARTS = {
+    "marian": (13, 4.0),
+    "marian-apart": (3, 10.0),
+    "marian-start": (13, 4.0),
+    "bart": (10, 5.0),
+    "bart-start": (10, 5.0),
+}
+# The ids that decoding starts with where generation_config.json names another than config.json.
+OTHER_STARTS = {"marian-start": 4, "bart-start": 57, "t5-start": 2}
 
 
 def piece_model(seed: int, size: int, **ids: Any) -> bytes:
@@ -207,7 +227,7 @@ class Maker:
         end = STARTS.get(self.kind, (0, 0.0))[1]
         if self.kind.startswith("marian"):
             bias[0, :2] = self.torch.tensor([end, -100.0])  # no unknown id, which our search never emits
-        elif self.kind == "bart":
+        elif self.kind.startswith("bart"):
             bias[0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
         elif self.kind.startswith("t5"):
             self.model.get_output_embeddings().weight.data[1].mul_(2)  # some translations end
@@ -215,7 +235,8 @@ class Maker:
     def translations(self, rows: list[list[int]], size: int, never: list[int], **search: Any) -> dict[str, Any]:
         """Logits of random targets, and the targets of a greedy search."""
         start, end = (int(getattr(self.model.config, f"{name}_token_id")) for name in ("decoder_start", "eos"))
-        search |= {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH}
+        start = OTHER_STARTS.get(self.kind, start)
+        search |= {"decoder_start_token_id": start, "num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH}
         self.model.generation_config.update(**search, bad_words_ids=[[id] for id in never] or None)
         self.model.generation_config.save_pretrained(str(self.folder))
         targets = self.draw.integers(3, size, (4, 9)).tolist()
