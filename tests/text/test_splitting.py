@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import regex
 
 from keras_transformer.text.splitting import divided, joined, sentences_in, usual_count
 
+CHARACTERS = "".join(map(chr, range(0x110000)))
 # 200 lines, 20 in each of ten languages, written before any library was tried: language, tab, text with ‖ where a
 # sentence begins.
 HARD = [line.split("\t", 1) for line in Path(__file__).with_name("hard_sentences.tsv").read_text("utf-8").splitlines()]
@@ -40,9 +42,49 @@ def test_the_ends_of_sentences():
         assert sentences_in(text, language) == expected
 
 
+def test_every_mark_that_ends_sentences_in_unicode_ends_them():
+    marks = regex.findall(r"\p{Sentence_Terminal}", CHARACTERS)
+    assert len(marks) > 150
+    for mark in [*marks, *"།༎׃"]:  # Tibetan and Hebrew have marks that lack the property
+        near = (one for one in CHARACTERS[max(0, ord(mark) - 96) : ord(mark) + 96] if one.isalpha())
+        for word in ("Abc", "あいう", next(near, "अ") * 3):
+            parts = [f"{word}{mark} ", word]
+            expected = ["".join(parts)] if mark in "၊꧈᭞" else parts  # these three are commas as well
+            assert sentences_in("".join(parts)) == expected, f"U+{ord(mark):04X} in {word}"
+
+
+def test_marks_as_they_are_typed():
+    for language, marked in (
+        ("my", "သွား၊၊ ‖လာ၊ လာ။"), ("am", "ሰላም፡፡ ‖እንዴት፡፡"), ("zh", "你好吗?‖我很好!‖再见."),
+        ("ja", "どこですか?‖ここです。"), ("zh", "今天很好.‖我们走吧."), ("zh", "乔治.布什来了。‖他走了。"),
+        ("zh", "乔治.布什来了"), ("zh", "今天好累……‖我想睡觉。"), ("zh", "嗯……我想睡觉。"),
+        (None, "Ես գնացի: ‖Նա եկավ:"), ("hy", "Ժամը 12:30 է, հետևյալը: խնձոր։ ‖Նա"),
+        ("hi", "वह गया | ‖राम आया||‖अंत"), ("en", "DR. SMITH LEFT. ‖MR. X STAYED IN THE U.S.A. TODAY."),
+        ("de", "DR. SCHMIDT KAM. ‖ER GING."), ("es", "Se mudó a EE. UU. con DR. PAZ. ‖Vino."),
+        ("el", "Πού είσαι; ‖Εδώ! ‖Πού? ‖Εδώ."), (None, "Πού είσαι; ‖Εδώ."), (None, "Yes; No."),
+        ("hu", "II. Rákóczi Ferenc volt. ‖Ő jött."), ("km", "ខ្ញុំទៅ។ ‖គាត់មក។"),
+        ("bo", "བཀྲ་ཤིས། ། ‖ཁྱེད་རང་།"),
+    ):  # fmt: skip
+        assert is_right(language, marked), marked
+
+
+def test_format_characters_hide_no_end_and_stay():
+    for language, *parts in (
+        ("he", "איפה אתה?", " ", "אני בבית."), ("ar", "أين أنت؟", " ", "أنا هنا."), ("en", "“Go!", "” ", "Now."),
+        ("hi", "वह गया।", "", "अंत"), ("zh", "他说：「好。", "」", "下"),
+    ):  # fmt: skip
+        first, space, second = parts
+        for mark in regex.findall(r"\p{Cf}", CHARACTERS):
+            text = f"{first}{mark}{space}{mark}{second}{mark}"
+            sentences = sentences_in(text, language)
+            assert len(sentences) == 2 and "".join(sentences) == text, f"U+{ord(mark):04X}"
+            assert not space.endswith(" ") or sentences[1] == f"{mark}{second}{mark}", "it opens the second"
+            assert divided(f"ab,{mark} {mark}cd", 5, lengths) == [f"ab,{mark} ", f"{mark}cd"]
+
+
 def test_the_sentences_of_any_characters_are_the_text():
     draw = random.Random(0)
-    usual = "ab AB.!?…。！？「」“”()।؟\u200c\u00a0\t\n\r1२一か"
+    usual = "ab AB.!?…。！？「」“”()।؟\u200c\u2067\u00a0\t\n\r1२一か|:;፡"
     for number in range(2_000):
         chars = [*usual * 4, *(chr(draw.randrange(0x110000)) for _ in usual)]
         text = "".join(draw.choices(chars, k=draw.randrange(60)))
@@ -50,7 +92,10 @@ def test_the_sentences_of_any_characters_are_the_text():
         assert "".join(sentences) == text and (all(sentences) or not text)
 
 
-@pytest.mark.parametrize("unit", ["a. ", ". . ", "「a。", "U.S. ", "(a.) ", "1. ", "“ "])
+UNITS = ["a. ", ". . ", "「a。", "U.S. ", "(a.) ", "1. ", "“ ", "AB. ", "क | ", "猫……", "。 ", "a\u200b. "]
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_time_grows_with_the_length(unit):
     times = []
     for count in (1, 400, 3_200):  # the first reads the rules
