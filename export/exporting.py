@@ -9,8 +9,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say
+from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.folders import whole_folder
+from keras_transformer.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
@@ -58,7 +59,7 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
         JobError: not every artefact holds.
     """
     plan = planned(arguments.format, arguments.precision)
-    run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
+    run = opened(arguments)
     decoding = run.decoding(
         arguments.n_best,
         num_beams=arguments.beams,
@@ -85,6 +86,18 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
                 aside.rename(kept)
             tell(certificate, refused, f"; {folder} is as it was: --force-publish writes there all the same")
     tell(certificate, folder)
+
+
+def opened(arguments: argparse.Namespace) -> TrainedRun:
+    """The run that is exported. A warning tells that it is unfinished.
+
+    Raises:
+        RequestError: see `open_run` and `between`.
+    """
+    run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
+    if run.unfinished:
+        warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
+    return run
 
 
 def tell(certificate: Certificate, folder: Path, mend: str = "") -> None:

@@ -26,7 +26,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
 MAX_COUNT = 10**15
 COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
-LABELS = list_of(line(MAX_LABEL))
+LABELS, STEPS = list_of(line(MAX_LABEL)), or_null(list_of(whole(0, MAX_COUNT)))
 VERSIONS = object_of({}, others=SHORT)
 HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
 LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
@@ -40,7 +40,7 @@ OF_CONFIG: dict[str, schema.Allowed] = {
     "language_tags": object_of({}, others=TAG, names=TAG),
     "corpus": CORPUS,
     "versions": dict,
-    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT}, others=object),
+    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT, "steps": STEPS}, others=object),
     "parameters": whole(1, MAX_COUNT, told="a positive integer"),
     "modules": list_of(text(NAME, "the name of a module")),
 }
@@ -211,3 +211,19 @@ def versions() -> dict[str, str]:
         except ImportError:
             continue
     return found
+
+
+def is_finished(config: Config, steps: int) -> bool:
+    """Whether a run has come to its end, as its `config.json` says: at this number of steps, or stopped early."""
+    weights = config.get("weights", {})
+    at_step = weights.get("at_step")
+    return steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= steps)
+
+
+def unfinished(config: Config) -> str:
+    """The steps of a run that has not come to its end, such as "29 of 3,000 steps"; "" if it has, or was not trained
+    here."""
+    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
+    if steps is None or is_finished(config, steps):
+        return ""
+    return f"{max(config.get('weights', {}).get('steps') or [0]):,} of {steps:,} steps"

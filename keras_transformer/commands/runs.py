@@ -18,8 +18,8 @@ from keras_transformer.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
-from keras_transformer.run_config import as_json
-from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.run_config import as_json, unfinished
+from keras_transformer.run_folder import RunFolder, check_place, read_config, read_metrics, resume_command
 from keras_transformer.schema import printable
 from keras_transformer.tasks import TASKS, task_of
 
@@ -58,8 +58,7 @@ def info(arguments: argparse.Namespace) -> None:
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
-    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
+    is_unfinished = unfinished(config) or not run.model.is_file()
     hint = f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
     print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))

@@ -47,8 +47,9 @@ _TYPED = [
         (r"(?<=[\u0900-\u0dff]\s?\|?)\|", "।"), ("(?<=፡)፡", "።"), ("(?<=၊)၊", "။"),
     )
 ]  # fmt: skip
-_LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"  # of a script without spaces, whose writers may type ASCII's marks
-# It ends a sentence after three letters, unless there is another beside: that is hesitation.
+# In scripts without spaces ASCII's marks are typed too. An ellipsis ends a sentence after three letters, unless there
+# is another beside: that is hesitation.
+_LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
 _ELLIPSIS = rf"(?<={_LETTER}{{3}})(?<!…[^…。！？!?]{{0,20}})(?:……+|\.{{6}})(?![^…。！？!?]{{0,20}}…)"
 # A full stop after one letter or a number of at most two digits ends nothing. Some languages close quotes with what
 # others open them with: where white space follows, it closes.
@@ -57,7 +58,7 @@ _END = re.compile(
     rf"|(?:{_STOP}|[！？])(?:\s*{_STOP}|[！？])*…*{_CLOSE}*\s*|．(?!\d){_CLOSE}*\s*"
     rf"|(?<={_LETTER})(?:[!?]+|\.|{_ELLIPSIS})(?=[“「『《（]?{_LETTER})"
 )
-# Of a word in capitals before another, all but the first: "DR. SMITH" is split as "Dr. SMITH" is.
+# What becomes small of a word in capitals before another: "DR. SMITH" is split as "Dr. SMITH" is.
 _IN_CAPITALS = re.compile(r"(?<=\b\p{Lu})\p{Lu}+(?=\.\s+\p{Lu}+\b)")
 # Whole sentences in brackets, whose end some rules overlook.
 _BRACKETED = re.compile(r"(?:^|[.!?…]\s+)[(\[][^()\[\]]*[.!?…][)\]]\s+")

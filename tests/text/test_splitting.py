@@ -16,7 +16,7 @@ CHARACTERS = "".join(map(chr, range(0x110000)))
 HARD = [line.split("\t", 1) for line in Path(__file__).with_name("hard_sentences.tsv").read_text("utf-8").splitlines()]
 
 
-def is_right(language: str, marked: str) -> bool:
+def is_right(language: str | None, marked: str) -> bool:
     return sentences_in(marked.replace("‖", ""), language) == marked.split("‖")
 
 
