@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_transformer.commands import COUNT, FEW, Parser, number_from
+from keras_transformer.commands import COUNT, FEW, number_from
 from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable
 from keras_transformer.folders import contents, found, locked
 from keras_transformer.own_parts import FLAG, HELP, with_imports
+from keras_transformer.training.flags import Parser
 
 MEND = "choose another folder with --out"
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2", "huggingface")

@@ -59,13 +59,11 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
         JobError: not every artefact holds.
     """
     plan = planned(arguments.format, arguments.precision)
-    run = opened(arguments)
-    decoding = run.decoding(
-        arguments.n_best,
-        num_beams=arguments.beams,
-        length_penalty=arguments.length_penalty,
-        max_length=arguments.max_length,
-    )
+    run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
+    if run.unfinished:
+        warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
+    search = {"length_penalty": arguments.length_penalty, "max_length": arguments.max_length}
+    decoding = run.decoding(arguments.n_best, num_beams=arguments.beams, **search)
     check_parts(run, plan)
     check_vocabulary(run, plan)
     place = partial(whole_folder, folder, partial(check_place, folder, arguments.overwrite))
@@ -86,18 +84,6 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
                 aside.rename(kept)
             tell(certificate, refused, f"; {folder} is as it was: --force-publish writes there all the same")
     tell(certificate, folder)
-
-
-def opened(arguments: argparse.Namespace) -> TrainedRun:
-    """The run that is exported. A warning tells that it is unfinished.
-
-    Raises:
-        RequestError: see `open_run` and `between`.
-    """
-    run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
-    if run.unfinished:
-        warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
-    return run
 
 
 def tell(certificate: Certificate, folder: Path, mend: str = "") -> None:

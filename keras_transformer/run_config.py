@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def read(path: Path) -> Config:
     if not path.is_file():
         is_export = (path.parent / "certificate.json").is_file()
         export = "it is an export: give the run that was exported, or an export with ONNX graphs where one is taken"
-        mend = export if is_export else f"train one with `{command_line('train')}`"
+        inside = sorted(str(model.parent) for model in islice(path.parent.glob("*/model.keras"), 8))
+        train = f"train one with `{command_line('train')}`"
+        mend = export if is_export else f"give a run in it, such as {', '.join(inside)}" if inside else train
         raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
         config = _checked(schema.read_json(path, HEAD, MAX_CONFIG_BYTES, has_constants=True))
@@ -216,8 +219,7 @@ def versions() -> dict[str, str]:
 def is_finished(config: Config, steps: int) -> bool:
     """Whether a run has come to its end, as its `config.json` says: at this number of steps, or stopped early."""
     weights = config.get("weights", {})
-    at_step = weights.get("at_step")
-    return steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= steps)
+    return steps == weights.get("asked_steps") or (weights.get("at_step") or 0) >= steps
 
 
 def unfinished(config: Config) -> str:

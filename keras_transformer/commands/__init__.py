@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
@@ -33,14 +33,6 @@ COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 ENGINES = ("auto", "onnx", "keras")
 IN_WHEEL = "keras_transformer.export"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that tells what is wrong in one line, as all commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises RequestError."""
-        raise RequestError(f"{message}; see `{self.prog} --help`")
 
 
 def number_from(least: float, most: float = 1_000_000, kind: type[int] | type[float] = int) -> Callable[[str], float]:

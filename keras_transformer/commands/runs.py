@@ -56,6 +56,8 @@ def info(arguments: argparse.Namespace) -> None:
         print_result(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
+    if None not in (config["model"].get("encoder_layers"), config["model"].get("decoder_layers")):
+        del config["model"]["num_layers"]  # of both sides, where they say nothing else
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     is_unfinished = unfinished(config) or not run.model.is_file()

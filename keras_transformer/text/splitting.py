@@ -34,19 +34,15 @@ _CLOSE = rf"[{re.escape(CLOSING)}]"
 # What ends sentences is Unicode's property Sentence_Terminal, but for three commas, and with marks of Tibetan and
 # Hebrew. In a text with one of `_STOP`, "." ends no sentence.
 _STOP = r"(?:(?![.!?．！？၊꧈᭞])\p{Sentence_Terminal}|[།༎׃])"
-_HAS_STOP = re.compile(_STOP)
 _MARK = re.compile(r"[\p{Sentence_Terminal}།༎׃…‥]")
 # One character for one, so that the places stay.
 _OTHER_SPELLINGS = str.maketrans("؟\u037e‼⹓﹗︕⁇⁈⁉‽⸮⹔﹖︖․﹒⸼", "??!!！！??????？？...")
 _ASCII, _GREEK = str.maketrans("！？．", "!?."), str.maketrans("！？．?", "!;.;")
 # Keyboards write these marks with others: Greek and Armenian ones, dandas, and two Ethiopic or Burmese marks for one.
-_TYPED = [
-    (re.compile(typed), mark)
-    for typed, mark in (
-        (r"(?<=\p{Greek});", "?"), (r"(?<=\p{Armenian}\s?):(?=\s|$)", "։"),
-        (r"(?<=[\u0900-\u0dff]\s?\|?)\|", "।"), ("(?<=፡)፡", "።"), ("(?<=၊)၊", "။"),
-    )
-]  # fmt: skip
+_TYPED = {
+    r"(?<=\p{Greek});": "?", r"(?<=\p{Armenian}\s?):(?=\s|$)": "։", r"(?<=[\u0900-\u0dff]\s?\|?)\|": "।",
+    "(?<=፡)፡": "።", "(?<=၊)၊": "။",
+}  # fmt: skip
 # In scripts without spaces ASCII's marks are typed too. An ellipsis ends a sentence after three letters, unless there
 # is another beside: that is hesitation.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
@@ -70,11 +66,7 @@ _WORD = re.compile(r"[\W_]{0,9}(\d*)([^\W\d_]*)")
 _QUOTE = re.compile(r"\s*[“«「『][^”»」』]*[”»」』]\s*")
 _LOOK_BACK = 20  # characters, for the marks before a sentence
 SAMPLE_LINES = 10_000
-_CLOSING = r"\"'”’»›)\]}"
-# Some languages close with what others open with. Where white space follows, it closes.
-_SPACED = rf"[{_CLOSING}“‘«‹]*\s+"
-_UNSPACED = rf"[{_CLOSING}」』】〉》〕）］｝]*\s*"
-CLAUSE_END = re.compile(rf"[,;:،؛–—]{_SPACED}|[，、；：､]{_UNSPACED}")
+CLAUSE_END = re.compile(rf"[,;:،؛–—](?:{_CLOSE}|[“‘«‹])*\s+|[，、；：､]{_CLOSE}*\s*")
 WHITE_SPACE = re.compile(r"\s+")
 Sizes = Callable[[Sequence[str]], list[int]]
 EndsOf = Callable[[str], Iterable[int]]
@@ -119,8 +111,8 @@ def _parts(text: str, ends_of: EndsOf) -> list[str]:
 
 def _sentence_ends(text: str, code: str) -> Iterator[int]:
     text = text.translate(_OTHER_SPELLINGS)
-    for typed, mark in _TYPED:
-        text = typed.sub(mark, text)
+    for typed, mark in _TYPED.items():
+        text = re.sub(typed, mark, text)
     if not _MARK.search(text.rstrip().rstrip(f".!?…。！？।{CLOSING}")):  # most lines have no mark but their last
         return
     before, has_capitals = 0, text != text.lower()
@@ -132,7 +124,7 @@ def _sentence_ends(text: str, code: str) -> Iterator[int]:
 
 def _ends(text: str, code: str) -> Iterator[int]:
     """Where sentences may end."""
-    has_stop = _HAS_STOP.search(text)
+    has_stop = re.search(_STOP, text)
     if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
         return
@@ -187,9 +179,8 @@ def _begins(text: str, before: int, start: int, has_capitals: bool) -> bool:
         return True
     last = text[max(before, start - _LOOK_BACK) : start].rstrip()
     bare = last.rstrip(CLOSING)
-    goes_on = bare != last and bare.endswith(tuple("!?！？"))
-    if text[start - 1].isspace():
-        goes_on |= bare.endswith(("..", "…", "‥"))
+    goes_on = text[start - 1].isspace() and bare.endswith(("..", "…", "‥"))
+    goes_on |= bare != last and bare.endswith(tuple("!?！？"))
     return not (goes_on or _QUOTE.fullmatch(text, before, start))
 
 

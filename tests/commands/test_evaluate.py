@@ -1,6 +1,7 @@
 """`evaluate` and `compare`: figures of runs on a text, lines that a run was trained on; how progress is shown."""
 
 import io
+import itertools
 import json
 import shutil
 import sys
@@ -16,16 +17,18 @@ from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import main
 from keras_transformer.bleu import paired_quality
-from keras_transformer.commands import graph_cache
+from keras_transformer.commands import ParallelLines, graph_cache
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenized import TokenizedCorpus
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 
 CHINESE = {"source_language": "en", "target_language": "zh"}
+SENTENCES = Path(__file__).resolve().parents[1] / "text" / "hard_sentences.tsv"
 TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundred and two", "702")]
 
 
@@ -53,6 +56,28 @@ def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translat
     (run_folder / "cache" / "train" / "meta.json").write_text("damaged")
     _, figures, told = evaluate(run_folder, ["two dogs"])
     assert (told, figures["sentences"]) == ("", 1)
+
+
+def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, translator, monkeypatch, tmp_path):
+    of: dict[str, list[str]] = {}
+    for line in SENTENCES.read_text("utf-8").splitlines():
+        language, text = line.split("\t", 1)
+        of.setdefault(language, []).append(text)
+    for one, other in itertools.permutations(of, 2):
+        given, kept = ([of[side][:10] for side in (one, other)], ParallelLines(of[one][10:], of[other][10:]))
+        assert are_swapped(ParallelLines(*given[::-1]), kept), (one, other)
+        for count in (1, 3, 10):
+            assert not are_swapped(ParallelLines(*(side[:count] for side in given)), kept), (one, other)
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    for side in ("en", "de"):
+        write_lines(tmp_path / side, of[side][:10])
+    warning = f"warning: the source looks like what {run_folder} writes, the reference like what it reads: swap the two"
+    for has_text in (False, True):
+        for source, reference in (("en", "de"), ("de", "en")):
+            sides = "--source", tmp_path / source, "--reference", tmp_path / reference
+            assert (warning in evaluate(run_folder, [], *sides)[2]) == (has_text and source == "de")
+        write_lines(RunFolder(run_folder).valid_source, of["en"][10:])
+        write_lines(RunFolder(run_folder).valid_target, of["de"][10:])
 
 
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
