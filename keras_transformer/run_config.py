@@ -225,7 +225,5 @@ def is_finished(config: Config, steps: int) -> bool:
 def unfinished(config: Config) -> str:
     """The steps of a run that has not come to its end, such as "29 of 3,000 steps"; "" if it has, or was not trained
     here."""
-    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    if steps is None or is_finished(config, steps):
-        return ""
-    return f"{max(config.get('weights', {}).get('steps') or [0]):,} of {steps:,} steps"
+    steps, made = config["settings"].get("steps"), config.get("weights", {}).get("steps") or [0]
+    return "" if steps is None or is_finished(config, steps) else f"{max(made):,} of {steps:,} steps"

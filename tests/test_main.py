@@ -149,7 +149,6 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
         (["--temperature", "0", "--sample"], "--temperature: must be a number from 1e-06 to 1,000,000; received: 0;"),
         (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
         (["--max-source-length", "0"], "--max-source-length: must be a whole number from 1 to 1,000,000; received: 0;"),
-        (["--beam", "1"], "there is no flag --beam; did you mean --beams?; see `"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_status_2(run, options, message):

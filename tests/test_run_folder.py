@@ -131,10 +131,9 @@ def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
 def test_info_tells_the_depth_of_both_sides_only_where_it_holds(run_folder, capsys):
     config = runs.read_config(run_folder)
     for sides in ({"encoder_layers": 3}, {"encoder_layers": 3, "decoder_layers": 3}):
-        model = {**config["model"], "num_layers": 6, **sides}
-        runs.write_config(runs.RunFolder(run_folder), {**config, "model": model})
+        runs.write_config(runs.RunFolder(run_folder), {**config, "model": {**config["model"], **sides}})
         assert main(["info", str(run_folder)]) == 0
-        assert ("  num_layers: 6\n" in capsys.readouterr().out) == (len(sides) == 1)
+        assert ("  num_layers: " in capsys.readouterr().out) == (len(sides) == 1)
 
 
 def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):

@@ -128,12 +128,10 @@ def _ends(text: str, code: str) -> Iterator[int]:
     if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
         return
-    ends_in_full_stop = text.rstrip().endswith(".")
+    no_end = r"\.(?!\.)" if has_stop else "(?!)" if text.rstrip().endswith(".") else r"\.$"
     inside = {place for found in _INSIDE.finditer(text) for place in range(found.start() + 1, found.end())}
     for end in _END.finditer(text):
-        is_full_stop = re.match(r"\.(?!\.)", end.group())
-        is_right = not has_stop and (ends_in_full_stop or end.group() != ".")
-        if end.end() not in inside and (is_right or not is_full_stop):
+        if end.end() not in inside and not re.match(no_end, end.group()):
             yield end.end()
 
 

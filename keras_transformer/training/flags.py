@@ -60,7 +60,7 @@ def parser(task: str = DEFAULT_TASK) -> TrainParser:
 class Parser(argparse.ArgumentParser):
     """A parser that tells what is wrong in one line, with what is probably meant, as all commands do."""
 
-    task: str | None = None  # whose flags it has
+    task = ""  # whose flags of training it has
 
     def error(self, message: str) -> NoReturn:
         """Raises RequestError."""

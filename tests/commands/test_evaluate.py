@@ -28,7 +28,6 @@ from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 
 CHINESE = {"source_language": "en", "target_language": "zh"}
-SENTENCES = Path(__file__).resolve().parents[1] / "text" / "hard_sentences.tsv"
 TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundred and two", "702")]
 
 
@@ -60,24 +59,18 @@ def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translat
 
 def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, translator, monkeypatch, tmp_path):
     of: dict[str, list[str]] = {}
-    for line in SENTENCES.read_text("utf-8").splitlines():
-        language, text = line.split("\t", 1)
-        of.setdefault(language, []).append(text)
+    for line in (Path(__file__).parents[1] / "text" / "hard_sentences.tsv").read_text("utf-8").splitlines():
+        of.setdefault(line[:2], []).append(line[3:])
     for one, other in itertools.permutations(of, 2):
-        given, kept = ([of[side][:10] for side in (one, other)], ParallelLines(of[one][10:], of[other][10:]))
-        assert are_swapped(ParallelLines(*given[::-1]), kept), (one, other)
-        for count in (1, 3, 10):
-            assert not are_swapped(ParallelLines(*(side[:count] for side in given)), kept), (one, other)
+        kept = ParallelLines(of[one][10:], of[other][10:])
+        assert are_swapped(ParallelLines(of[other][:10], of[one][:10]), kept), (one, other)
+        assert not any(are_swapped(ParallelLines(of[one][:n], of[other][:n]), kept) for n in (1, 3, 10)), (one, other)
     monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
-    for side in ("en", "de"):
-        write_lines(tmp_path / side, of[side][:10])
-    warning = f"warning: the source looks like what {run_folder} writes, the reference like what it reads: swap the two"
-    for has_text in (False, True):
-        for source, reference in (("en", "de"), ("de", "en")):
-            sides = "--source", tmp_path / source, "--reference", tmp_path / reference
-            assert (warning in evaluate(run_folder, [], *sides)[2]) == (has_text and source == "de")
-        write_lines(RunFolder(run_folder).valid_source, of["en"][10:])
-        write_lines(RunFolder(run_folder).valid_target, of["de"][10:])
+    write_lines(source := RunFolder(run_folder).valid_source, of["en"])
+    write_lines(target := RunFolder(run_folder).valid_target, of["de"])
+    assert evaluate(run_folder, [], "--source", source, "--reference", target)[2].count("swap") == 0
+    told = evaluate(run_folder, [], "--source", target, "--reference", source)[2]
+    assert f"looks like what {run_folder} writes, the reference like what it reads: swap the two files\n" in told
 
 
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(

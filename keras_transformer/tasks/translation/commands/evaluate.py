@@ -78,8 +78,7 @@ def _profile(lines: Sequence[str]) -> Counter[str]:
 
 
 def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    lengths = math.hypot(*one.values()) * math.hypot(*other.values())
-    return sum(one[each] * other[each] for each in one) / max(1, lengths)
+    return sum(one[each] * other[each] for each in one) / (math.hypot(*one.values()) * math.hypot(*other.values()) or 1)
 
 
 def score(arguments: argparse.Namespace) -> None:
