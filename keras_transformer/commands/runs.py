@@ -57,7 +57,7 @@ def info(arguments: argparse.Namespace) -> None:
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
     if None not in (config["model"].get("encoder_layers"), config["model"].get("decoder_layers")):
-        del config["model"]["num_layers"]  # of both sides, where they say nothing else
+        del config["model"]["num_layers"]  # both sides have a depth of their own
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     is_unfinished = unfinished(config) or not run.model.is_file()
