@@ -53,7 +53,7 @@ def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None
         if not tags:
             raise RequestError(
                 f"{flag_of(side)} {code!r:.40} is for a model of many languages; this one translates from "
-                f"{own[0] or 'one'} to {own[1] or 'one'} alone: leave it out"
+                f"{own[0] or 'one language'} to {own[1] or 'another'} alone: leave it out"
             )
         if code not in tags:
             near = difflib.get_close_matches(str(code), tags, MOST_SHOWN, cutoff=0.0)
