@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_transformer.commands import COUNT, FEW, Parser, number_from
+from keras_transformer.commands import COUNT, FEW, CommandParser, number_from
 from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable
@@ -83,7 +83,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
-    parser = Parser(prog=command_line("export"), description=DESCRIPTION, allow_abbrev=False)
+    parser = CommandParser(prog=command_line("export"), description=DESCRIPTION, allow_abbrev=False)
     add_options(parser)
     parser.add_argument(FLAG, metavar="MODULE", help=HELP)
     return parser

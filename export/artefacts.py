@@ -18,6 +18,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.making import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference, parts_of
+from keras_transformer.run_config import unfinished
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_named, task_of
 from keras_transformer.text.tokenizer import Tokenizer, plain
@@ -48,11 +49,13 @@ class TrainedRun:
         pipeline: the model (in float32) with its vocabularies.
         languages: such as "en-de"; "" if the run does not say.
         name: the corpus's name.
+        unfinished: how far the training is, see `run_config.unfinished`; "" if it has come to its end.
     """
 
     pipeline: Pipeline
     languages: str = ""
     name: str = ""
+    unfinished: str = ""
 
     @property
     def model(self) -> FamilyModel:
@@ -93,6 +96,7 @@ class TrainedRun:
             "languages": self.languages,
             "precision": precision,
             **({"license": ", ".join(licenses)} if licenses else {}),
+            **({"unfinished": self.unfinished} if self.unfinished else {}),
             **({} if self.pipeline.own_search is None else {"decoding": json.dumps(asdict(decoding))}),
             **about,
             **({} if task == task_named(None, self.model.kind, about) else {"task": task}),
@@ -131,7 +135,7 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
     pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
     corpus = config.get("corpus", {})
     name, *languages = (plain(corpus.get(key) or "") for key in ("name", "source_language", "target_language"))
-    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name)
+    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, unfinished(config))
 
 
 def between(run: TrainedRun, source_language: str | None, target_language: str | None) -> TrainedRun:

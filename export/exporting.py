@@ -9,8 +9,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say
+from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.folders import whole_folder
+from keras_transformer.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
@@ -59,12 +60,10 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     """
     plan = planned(arguments.format, arguments.precision)
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
-    decoding = run.decoding(
-        arguments.n_best,
-        num_beams=arguments.beams,
-        length_penalty=arguments.length_penalty,
-        max_length=arguments.max_length,
-    )
+    if run.unfinished:
+        warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
+    search = {"length_penalty": arguments.length_penalty, "max_length": arguments.max_length}
+    decoding = run.decoding(arguments.n_best, num_beams=arguments.beams, **search)
     check_parts(run, plan)
     check_vocabulary(run, plan)
     place = partial(whole_folder, folder, partial(check_place, folder, arguments.overwrite))

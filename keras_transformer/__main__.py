@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.commands import Command, Parser, export_module, runs, verbs
+from keras_transformer.commands import Command, CommandParser, export_module, runs, verbs
 from keras_transformer.errors import command_line, exit_status
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
@@ -68,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = Parser(
+    parser = CommandParser(
         prog=command_line(),
         description="Trains Transformers, translates with them, and exports them.",
         allow_abbrev=False,
@@ -91,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _parser(**options: Any) -> argparse.ArgumentParser:
     """The parser of a command; that of `train` takes the flags of the task that its words name."""
     is_train = options["prog"].endswith(" train")
-    return flags.TrainParser(**options) if is_train else Parser(**options)
+    return flags.TrainParser(**options) if is_train else CommandParser(**options)
 
 
 if __name__ == "__main__":

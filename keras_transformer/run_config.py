@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
 MAX_COUNT = 10**15
 COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
-LABELS = list_of(line(MAX_LABEL))
+LABELS, STEPS = list_of(line(MAX_LABEL)), or_null(list_of(whole(0, MAX_COUNT)))
 VERSIONS = object_of({}, others=SHORT)
 HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
 LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
@@ -40,7 +41,7 @@ OF_CONFIG: dict[str, schema.Allowed] = {
     "language_tags": object_of({}, others=TAG, names=TAG),
     "corpus": CORPUS,
     "versions": dict,
-    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT}, others=object),
+    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT, "steps": STEPS}, others=object),
     "parameters": whole(1, MAX_COUNT, told="a positive integer"),
     "modules": list_of(text(NAME, "the name of a module")),
 }
@@ -82,7 +83,9 @@ def read(path: Path) -> Config:
     if not path.is_file():
         is_export = (path.parent / "certificate.json").is_file()
         export = "it is an export: give the run that was exported, or an export with ONNX graphs where one is taken"
-        mend = export if is_export else f"train one with `{command_line('train')}`"
+        inside = sorted(str(model.parent) for model in islice(path.parent.glob("*/model.keras"), 8))
+        train = f"train one with `{command_line('train')}`"
+        mend = export if is_export else f"give a run in it, such as {', '.join(inside)}" if inside else train
         raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
         config = _checked(schema.read_json(path, HEAD, MAX_CONFIG_BYTES, has_constants=True))
@@ -211,3 +214,16 @@ def versions() -> dict[str, str]:
         except ImportError:
             continue
     return found
+
+
+def is_finished(config: Config, steps: int) -> bool:
+    """Whether a run has come to its end, as its `config.json` says: at this number of steps, or stopped early."""
+    weights = config.get("weights", {})
+    return steps == weights.get("asked_steps") or (weights.get("at_step") or 0) >= steps
+
+
+def unfinished(config: Config) -> str:
+    """The steps of a run that has not come to its end, such as "29 of 3,000 steps"; "" if it has, or was not trained
+    here."""
+    steps, made = config["settings"].get("steps"), config.get("weights", {}).get("steps") or [0]
+    return "" if steps is None or is_finished(config, steps) else f"{max(made):,} of {steps:,} steps"

@@ -120,13 +120,6 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> Config:
     return run_config.read(run.config)
 
 
-def is_finished(config: Config, steps: int) -> bool:
-    """Whether a run has come to its end, as its `config.json` says: at this number of steps, or stopped early."""
-    weights = config.get("weights", {})
-    at_step = weights.get("at_step")
-    return steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= steps)
-
-
 def config_of_kind(run: RunFolder, kind: str) -> Config:
     """`read_config` of a run whose model is of a kind.
 

@@ -26,7 +26,7 @@ from keras_transformer.errors import RequestError, Stopped, check_utf8, exit_sta
 from keras_transformer.files import check_writable
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands import engines
-from keras_transformer.training.flags import parser
+from keras_transformer.training.flags import Parser, parser
 from keras_transformer.training.resolution import resolve
 from tests.tiny_corpus import tiny_flags
 from train import main as train
@@ -149,13 +149,27 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
         (["--temperature", "0", "--sample"], "--temperature: must be a number from 1e-06 to 1,000,000; received: 0;"),
         (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
         (["--max-source-length", "0"], "--max-source-length: must be a whole number from 1 to 1,000,000; received: 0;"),
-        (["--beam", "1"], "unrecognized arguments: --beam 1; see `"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
     status, out, err = run("translate", *options, stdin=SOURCE)
     assert (status, out) == (2, b"")
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_wrong_word_is_refused_with_the_one_that_is_meant_and_the_help_of_the_command(command):
+    of_it = parser().of_task("translation") if command == "train" else Parser(prog=command, allow_abbrev=False)
+    commands()[command].add_options(of_it)
+    flags = [flag for action in of_it._actions for flag in action.option_strings if len(flag) > 5]
+    wrong = {flag: ([flag[:-1]], f"there is no flag {flag[:-1]}") for flag in flags if flag[:-1] not in flags}
+    for action in of_it._actions:
+        action.required = False
+        for choice in action.choices or ():
+            wrong[choice] = [f"{action.option_strings[0]}={choice}x"], f"invalid choice: '{choice}x'"
+    for words, told in wrong.values():
+        with pytest.raises(RequestError, match=rf"{told}.*; did you mean .*\?; see `.*{command} --help`$"):
+            of_it.parse_args(words)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -128,6 +128,14 @@ def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
     assert content_of(run) == before
 
 
+def test_info_tells_the_depth_of_both_sides_only_where_it_holds(run_folder, capsys):
+    config = runs.read_config(run_folder)
+    for sides in ({"encoder_layers": 3}, {"encoder_layers": 3, "decoder_layers": 3}):
+        runs.write_config(runs.RunFolder(run_folder), {**config, "model": {**config["model"], **sides}})
+        assert main(["info", str(run_folder)]) == 0
+        assert ("  num_layers: " in capsys.readouterr().out) == (len(sides) == 1)
+
+
 def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):
     rewrite(run_folder, beside(corpus={"name": "a\x1b[31m\x9b\u202e\ud800"}, settings={"task": "unknown", "steps": 5}))
     (run_folder / "metrics.csv").write_text("step,\x1b[31m\n5,\x9b1\n")
@@ -136,9 +144,11 @@ def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_f
     assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(printed) and r"a\u001b[31m\u009b\u202e\ud800" in printed
 
 
-def test_a_missing_run_is_named(tmp_path):
+def test_a_missing_run_is_named(run_folder, tmp_path):
     with pytest.raises(RequestError, match="expected a run folder, with a config.json; found none in .*nowhere"):
         runs.read_config(tmp_path / "nowhere")
+    with pytest.raises(RequestError, match=f"give a run in it, such as {run_folder}$"):
+        runs.read_config(run_folder.parent)
     (tmp_path / "certificate.json").touch()
     with pytest.raises(RequestError, match="found none in .* it is an export: give the run"):
         runs.read_config(tmp_path)

@@ -34,6 +34,7 @@ UNSPLIT = (
     "The artefacts split no text: give each sentence as a text of its own, or as many together as `sentences_per_line` "
     "says, by which the model learned."
 )
+UNFINISHED = "**The run is unfinished**, at {}: it may answer badly, and the artefacts as it does."
 AGAINST = {
     "model": "the Keras model that it was made of",
     "stored": (
@@ -136,6 +137,7 @@ def markdown(certificate: Certificate) -> str:
         "# Certificate",
         "",
         f"Each artefact, run in a process of its own, against {AGAINST[certificate.against]}. {verdict(certificate)}",
+        *(["", UNFINISHED.format(certificate.run["unfinished"])] if "unfinished" in certificate.run else []),
         "",
         *quality_table(certificate.entries),
         "",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
@@ -23,6 +23,7 @@ from keras_transformer.files import check_there, check_writable, write_whole
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import read_lines
+from keras_transformer.training.flags import Parser
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,12 +33,12 @@ Item = TypeVar("Item")
 COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 ENGINES = ("auto", "onnx", "keras")
-READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `Parser`
+READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `CommandParser`
 IN_WHEEL = "keras_transformer.export"
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that tells what is wrong in one line, as all commands do.
+class CommandParser(Parser):
+    """The parser of a command.
 
     An argument with the metavar FILE, FOLDER or RUN names what the command reads, but for `--out`; what it writes has
     another metavar. The parser looks whether it is there, so a wrong path is told before TensorFlow is imported.
@@ -51,11 +52,6 @@ class Parser(argparse.ArgumentParser):
             for path in [given] if isinstance(given, str) else given or []:
                 _check_read(path, str(action.metavar))
         return found, rest
-
-    def error(self, message: str) -> NoReturn:
-        """Raises RequestError."""
-        raise RequestError(f"{message}; see `{self.prog} --help`")
-
 
 def _check_read(path: str, metavar: str) -> None:
     """Raises RequestError unless what a command reads is there. In place of a run an export or a graph passes: the

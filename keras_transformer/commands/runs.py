@@ -18,8 +18,8 @@ from keras_transformer.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
-from keras_transformer.run_config import as_json
-from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.run_config import as_json, unfinished
+from keras_transformer.run_folder import RunFolder, check_place, read_config, read_metrics, resume_command
 from keras_transformer.schema import printable
 from keras_transformer.tasks import TASKS, task_of
 
@@ -56,6 +56,8 @@ def info(arguments: argparse.Namespace) -> None:
         print_result(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
+    if None not in (config["model"].get("encoder_layers"), config["model"].get("decoder_layers")):
+        del config["model"]["num_layers"]  # both sides have a depth of their own
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{unfinished_hint(run)}")
@@ -64,10 +66,7 @@ def info(arguments: argparse.Namespace) -> None:
 
 def unfinished_hint(run: RunFolder) -> str:
     """How to go on with a run that has not come to its end; empty for one that has, and for an export."""
-    config = read_config(run) if run.is_run() else {"settings": {}}
-    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    is_made = run.model.is_file() or not run.is_run()
-    is_unfinished = not is_made or (steps is not None and not is_finished(config, steps))
+    is_unfinished = run.is_run() and (unfinished(read_config(run)) or not run.model.is_file())
     return f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
 
 

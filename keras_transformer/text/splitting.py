@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
+
+import regex as re
 
 from keras_transformer.text.tokenizer import sample_of
 
@@ -24,35 +26,50 @@ RULED = {
     "fra": "fr", "gle": "ga", "glg": "gl", "isl": "is", "ita": "it", "nld": "nl", "pol": "pl", "por": "pt", "ron": "ro",
     "rus": "ru", "slk": "sk", "slv": "sl", "spa": "es", "srp": "sr", "swe": "sv", "tam": "ta", "ukr": "uk",
 }  # fmt: skip
+# Those of them in which a number with a full stop is no ordinal.
+WITHOUT_ORDINALS = {*RULED.values()} - {"da", "de", "is", "pl", "sk", "sl", "sr"}
 USUAL = "en"
-OWN_STOPS = "。｡।॥።။۔։"  # in a text with one of these, "." ends no sentence
-MARKS = f".!?…‥;\u037e؟{OWN_STOPS}！？．"  # the Greek question mark in both of its spellings
 CLOSING = "\"'”’»›)]}」』】〉》〕）］｝"
-
 _CLOSE = rf"[{re.escape(CLOSING)}]"
-_MARK = re.compile(f"[{re.escape(MARKS)}]")
+# What ends sentences is Unicode's property Sentence_Terminal, but for three commas, and with marks of Tibetan and
+# Hebrew. In a text with one of `_STOP`, "." ends no sentence.
+_STOP = r"(?:(?![.!?．！？၊꧈᭞])\p{Sentence_Terminal}|[།༎׃])"
+_MARK = re.compile(r"[\p{Sentence_Terminal}།༎׃…‥]")
+# One character for one, so that the places stay.
+_OTHER_SPELLINGS = str.maketrans("؟\u037e‼⹓﹗︕⁇⁈⁉‽⸮⹔﹖︖․﹒⸼", "??!!！！??????？？...")
+_ASCII, _GREEK = str.maketrans("！？．", "!?."), str.maketrans("！？．?", "!;.;")
+# Keyboards write these marks with others: Greek and Armenian ones, dandas, and two Ethiopic or Burmese marks for one.
+_TYPED = {
+    r"(?<=\p{Greek});": "?", r"(?<=\p{Armenian}\s?):(?=\s|$)": "։", r"(?<=[\u0900-\u0dff]\s?\|?)\|": "।",
+    "(?<=፡)፡": "።", "(?<=၊)၊": "။",
+}  # fmt: skip
+# In scripts without spaces ASCII's marks are typed too. An ellipsis ends a sentence after three letters, unless there
+# is another beside: that is hesitation.
+_LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
+_ELLIPSIS = rf"(?<={_LETTER}{{3}})(?<!…[^…。！？!?]{{0,20}})(?:……+|\.{{6}})(?![^…。！？!?]{{0,20}}…)"
 # A full stop after one letter or a number of at most two digits ends nothing. Some languages close quotes with what
 # others open them with: where white space follows, it closes.
 _END = re.compile(
-    rf"(?:(?<!\b\w)(?<!\b\d\d)\.|(?<!\.)\.\.+|[!?…‥؟۔։])(?:{_CLOSE}|[“‘«‹]|[\xa0\u202f](?=[»›]))*\s+"
-    rf"|[{OWN_STOPS}！？]+…*{_CLOSE}*\s*|．(?!\d){_CLOSE}*\s*"
+    rf"(?:(?<!\b\w)(?<!\b\d\d)\.|(?<!\.)\.\.+|[!?…‥۔։])(?:{_CLOSE}|[“‘«‹]|[\xa0\u202f](?=[»›]))*\s+"
+    rf"|(?:{_STOP}|[！？])(?:\s*{_STOP}|[！？])*…*{_CLOSE}*\s*|．(?!\d){_CLOSE}*\s*"
+    rf"|(?<={_LETTER})(?:[!?]+|\.|{_ELLIPSIS})(?=[“「『《（]?{_LETTER})"
 )
+# What becomes small of a word in capitals before another: "DR. SMITH" is split as "Dr. SMITH" is.
+_IN_CAPITALS = re.compile(r"(?<=\b\p{Lu})\p{Lu}+(?=\.\s+\p{Lu}+\b)")
 # Whole sentences in brackets, whose end some rules overlook.
 _BRACKETED = re.compile(r"(?:^|[.!?…]\s+)[(\[][^()\[\]]*[.!?…][)\]]\s+")
 _INSIDE = re.compile(r"「[^「」]*」|『[^『』]*』|（[^（）]*）|《[^《》]*》")
-_LIST_MARK = re.compile(r"\s*(?:[^\W\d_]|\d+)[.)．]\s*")
+_LIST_MARK = re.compile(r"\s*(?:[^\W\d_]|\d+|[IVXL]+)[.)．]\s*")
 _SPACE = re.compile(r"\s*")
+_FORMAT, _NO_FORMAT = re.compile(r"\p{Cf}+"), re.compile(r"\P{Cf}")
 _WORD = re.compile(r"[\W_]{0,9}(\d*)([^\W\d_]*)")
 _QUOTE = re.compile(r"\s*[“«「『][^”»」』]*[”»」』]\s*")
 _LOOK_BACK = 20  # characters, for the marks before a sentence
 SAMPLE_LINES = 10_000
-_CLOSING = r"\"'”’»›)\]}"
-# Some languages close with what others open with. Where white space follows, it closes.
-_SPACED = rf"[{_CLOSING}“‘«‹]*\s+"
-_UNSPACED = rf"[{_CLOSING}」』】〉》〕）］｝]*\s*"
-CLAUSE_END = re.compile(rf"[,;:،؛–—]{_SPACED}|[，、；：､]{_UNSPACED}")
+CLAUSE_END = re.compile(rf"[,;:،؛–—](?:{_CLOSE}|[“‘«‹])*\s+|[，、；：､]{_CLOSE}*\s*")
 WHITE_SPACE = re.compile(r"\s+")
 Sizes = Callable[[Sequence[str]], list[int]]
+EndsOf = Callable[[str], Iterable[int]]
 
 
 def sentences_in(text: str, language: str | None = None) -> list[str]:
@@ -65,37 +82,66 @@ def sentences_in(text: str, language: str | None = None) -> list[str]:
         text: one line.
         language: such as "de" or "deu"; None if it is not known.
     """
-    starts = [0]
-    if _MARK.search(text.rstrip().rstrip(MARKS + CLOSING)):  # most lines have no mark but their last
-        has_capitals = text != text.lower()
-        for end in sorted({_SPACE.match(text, end).end() for end in _ends(text, language)}):  # type: ignore[union-attr]
-            if end < len(text) and _begins(text, starts[-1], end, has_capitals):
-                starts.append(end)
+    return _parts(text, partial(_sentence_ends, code=_code(language)))
+
+
+def may_have_ordinals(text: str, language: str | None = None) -> bool:
+    """Whether a number with a full stop at the start of a text may be an ordinal, as in "3. Oktober": wherever the
+    language is not known to have none, and its letters have capitals."""
+    return _code(language) not in WITHOUT_ORDINALS and _is_cased(text)
+
+
+def _code(language: str | None) -> str:
+    """The code of a language as the rules spell it."""
+    code = re.split("[-_]", language or "")[0].lower()
+    return RULED.get(code, code)
+
+
+def _parts(text: str, ends_of: EndsOf) -> list[str]:
+    """The parts of a text, from where they end in the text without its format characters, which may stand anywhere.
+
+    Those behind the white space after a part open the next.
+    """
+    bare = _FORMAT.sub("", text)
+    places = range(len(text)) if bare == text else [found.start() for found in _NO_FORMAT.finditer(text)]
+    ends = [end for end in ends_of(bare) if 0 < end < len(bare)]
+    starts = [0, *(places[end - 1] + 1 if bare[end - 1].isspace() else places[end] for end in ends)]
     return [text[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def _ends(text: str, language: str | None) -> Iterator[int]:
+def _sentence_ends(text: str, code: str) -> Iterator[int]:
+    text = text.translate(_OTHER_SPELLINGS)
+    for typed, mark in _TYPED.items():
+        text = re.sub(typed, mark, text)
+    if not _MARK.search(text.rstrip().rstrip(f".!?…。！？।{CLOSING}")):  # most lines have no mark but their last
+        return
+    before, has_capitals = 0, text != text.lower()
+    for end in sorted({_SPACE.match(text, end).end() for end in _ends(text, code)}):
+        if end < len(text) and _begins(text, before, end, has_capitals):
+            yield end
+            before = end
+
+
+def _ends(text: str, code: str) -> Iterator[int]:
     """Where sentences may end."""
-    code = re.split("[-_]", language or "")[0].lower()
-    code = RULED.get(code, code)
-    has_own_stops = any(stop in text for stop in OWN_STOPS)
-    if not has_own_stops and (code in RULED.values() or _is_cased(text)):
+    has_stop = re.search(_STOP, text)
+    if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
         return
+    no_end = r"\.(?!\.)" if has_stop else "(?!)" if text.rstrip().endswith(".") else r"\.$"
     inside = {place for found in _INSIDE.finditer(text) for place in range(found.start() + 1, found.end())}
     for end in _END.finditer(text):
-        is_full_stop = re.match(r"\.(?!\.)", end.group())
-        if end.end() not in inside and not (has_own_stops and is_full_stop):
+        if end.end() not in inside and not re.match(no_end, end.group()):
             yield end.end()
 
 
 def _ends_by_rules(text: str, code: str) -> Iterator[int]:
     from choppa import SrxTextIterator  # late: it takes 0.3 s, and few lines need it
 
-    place = 0
-    for sentence in SrxTextIterator(_rules(code), f"{code}_one", text):
-        place += len(sentence)
-        yield place
+    text = text.translate(_GREEK if code == "el" else _ASCII)  # what the rules know
+    spellings = {text, _IN_CAPITALS.sub(lambda rest: "".join(one.lower()[0] for one in rest.group()), text)}
+    found = [accumulate(map(len, SrxTextIterator(_rules(code), f"{code}_one", one))) for one in spellings]
+    yield from set.intersection(*map(set, found))
     yield from (found.end() for found in _BRACKETED.finditer(text))
 
 
@@ -131,7 +177,8 @@ def _begins(text: str, before: int, start: int, has_capitals: bool) -> bool:
         return True
     last = text[max(before, start - _LOOK_BACK) : start].rstrip()
     bare = last.rstrip(CLOSING)
-    goes_on = bare.endswith(("..", "…", "‥")) or (bare != last and bare.endswith(tuple("!?！？؟")))
+    goes_on = text[start - 1].isspace() and bare.endswith(("..", "…", "‥"))
+    goes_on |= bare != last and bare.endswith(tuple("!?！？"))
     return not (goes_on or _QUOTE.fullmatch(text, before, start))
 
 
@@ -179,15 +226,14 @@ def divided(text: str, most: int, sizes_of: Sizes, language: str | None = None) 
         sizes_of: the size of each of several texts.
         language: see `sentences_in`.
     """
-    levels = [partial(sentences_in, language=language), partial(_split_behind, CLAUSE_END),
-              partial(_split_behind, WHITE_SPACE)]  # fmt: skip
-    return _divided(text, most, sizes_of, levels)
+    ends = partial(_sentence_ends, code=_code(language))
+    return _divided(text, most, sizes_of, [ends, partial(_ends_of, CLAUSE_END), partial(_ends_of, WHITE_SPACE)])
 
 
-def _divided(text: str, most: int, sizes_of: Sizes, levels: Sequence[Callable[[str], list[str]]]) -> list[str]:
+def _divided(text: str, most: int, sizes_of: Sizes, levels: Sequence[EndsOf]) -> list[str]:
     if not levels or sizes_of([text])[0] <= most:
         return [text]
-    units = levels[0](text)
+    units = _parts(text, levels[0])
     packs, size = [""], 0
     for unit, its_size in zip(units, sizes_of(units), strict=True):
         if packs[-1] and size + its_size > most:
@@ -198,9 +244,8 @@ def _divided(text: str, most: int, sizes_of: Sizes, levels: Sequence[Callable[[s
     return [part for pack in packs for part in _divided(pack, most, sizes_of, levels[1:])]
 
 
-def _split_behind(end: re.Pattern[str], text: str) -> list[str]:
-    places = [0, *(found.end() for found in end.finditer(text)), len(text)]
-    return [text[start:stop] for start, stop in zip(places, places[1:], strict=False) if start < stop]
+def _ends_of(kind: re.Pattern[str], text: str) -> Iterator[int]:
+    return (found.end() for found in kind.finditer(text))
 
 
 def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from keras_transformer.errors import command_line
+from keras_transformer.errors import RequestError, command_line
 from keras_transformer.making import PRESETS
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, HELP
@@ -56,7 +57,26 @@ def parser(task: str = DEFAULT_TASK) -> TrainParser:
     return TrainParser(prog=command_line("train"), task=task)
 
 
-class TrainParser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser that tells what is wrong in one line, with what is probably meant, as all commands do."""
+
+    task = ""  # whose flags of training it has
+
+    def error(self, message: str) -> NoReturn:
+        """Raises RequestError."""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += _meant(choice[1], choice[2].replace("'", "").split(", "))
+        raise RequestError(f"{message}; see `{self.prog} --help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As in `argparse`, but a word that the parser does not know is refused by RequestError."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(_unknown(rest, self))
+        return found, []
+
+
+class TrainParser(Parser):
     """Takes the flags of the task that the words name: first, as in `images --steps 9`, or with --task.
 
     A run that goes on, or that is fine-tuned, names its task itself.
@@ -66,9 +86,9 @@ class TrainParser(argparse.ArgumentParser):
         self.task = task
         super().__init__(*arguments, **{**options, "add_help": False})  # the parser of a task has it
 
-    def of_task(self, task: str) -> argparse.ArgumentParser:
+    def of_task(self, task: str) -> Parser:
         """The parser of a task; a flag that is not given is None."""
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             prog=self.prog,
             usage=self.usage or f"{self.prog} [TASK] [flags]",
             description=" ".join(filter(None, [self.description, f"Learns {TASKS[task].help}. {_others(task)}"])),
@@ -77,6 +97,7 @@ class TrainParser(argparse.ArgumentParser):
             allow_abbrev=False,
             parents=[self],
         )
+        parser.task = task
         parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
         parser.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
         groups = {name: parser.add_argument_group(name) for name in GROUPS}
@@ -88,15 +109,10 @@ class TrainParser(argparse.ArgumentParser):
         return parser
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """As in `argparse`. A flag that does not exist ends the program, with a word on the one that is meant."""
+        """As in `Parser`, by the parser of the task."""
         words = sys.argv[1:] if args is None else [*args]
         words = ["--task", *words] if words and words[0] in TASKS else words
-        task = _task_of(words)
-        parser = self.of_task(task)
-        found, rest = parser.parse_known_args(words, namespace)
-        if rest:
-            parser.error(_unknown(rest, task, parser))
-        return found, []
+        return self.of_task(_task_of(words)).parse_known_args(words, namespace)
 
     def format_help(self) -> str:
         """The help of a task."""
@@ -127,16 +143,21 @@ def _task_of_run(folder: Path) -> str | None:
         return None
 
 
-def _unknown(rest: Sequence[str], task: str, parser: argparse.ArgumentParser) -> str:
-    """What is wrong with words that the parser of a task does not know."""
+def _unknown(rest: Sequence[str], parser: Parser) -> str:
+    """What is wrong with words that a parser does not know."""
     flag = next((word.partition("=")[0] for word in rest if word.startswith("--")), None)
     if flag is None:
         return f"unrecognized arguments: {' '.join(rest)}"
-    if owners := owners_of(flag):
-        return foreign(flag, owners, task)
+    if parser.task and (owners := owners_of(flag)):
+        return foreign(flag, owners, parser.task)
     known = [name for action in parser._actions for name in action.option_strings]
-    meant = ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), None)
-    return f"there is no flag {flag}" + (f"; did you mean {meant}?" if meant else "")
+    return f"there is no flag {flag}{_meant(flag, known)}"
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    """The end of a message on a wrong word: the one that is probably meant, if there is any."""
+    near = [ELSEWHERE.get(word), *difflib.get_close_matches(word, known, 1)]
+    return next((f"; did you mean {one}?" for one in near if one in known), "")
 
 
 def _default(setting: Field, of_task: Config) -> str:

@@ -15,8 +15,8 @@ from keras_transformer.folders import contents, leftovers, locked, remove_parts
 from keras_transformer.lazy import LazyModule, on_tensorflow
 from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
-from keras_transformer.run_config import versions, writer
-from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, restore_replaced
+from keras_transformer.run_config import is_finished, versions, writer
+from keras_transformer.run_folder import RunFolder, check_model, read_config, restore_replaced
 from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization

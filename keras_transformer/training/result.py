@@ -78,7 +78,7 @@ def write_so_far(run: Run, twin: FamilyModel, model: FamilyModel, progress: Prog
     """Writes `model.keras` after a checkpoint if validation found no better one before, so that a run that is stopped
     can be used at once. Before the first validation it holds the present weights.
 
-    What `config.json` says of them does not count as the end of the run (`run_folder.is_finished`).
+    What `config.json` says of them does not count as the end of the run (`run_config.is_finished`).
 
     Args:
         run: its chief calls this.

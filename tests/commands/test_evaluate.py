@@ -1,6 +1,7 @@
 """`evaluate` and `compare`: figures of runs on a text, lines that a run was trained on; how progress is shown."""
 
 import io
+import itertools
 import json
 import shutil
 import sys
@@ -16,10 +17,11 @@ from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import main
 from keras_transformer.bleu import paired_quality
-from keras_transformer.commands import graph_cache
+from keras_transformer.commands import ParallelLines, graph_cache
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenized import TokenizedCorpus
 from tests.golden.cases import write_lines
@@ -53,6 +55,22 @@ def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translat
     (run_folder / "cache" / "train" / "meta.json").write_text("damaged")
     _, figures, told = evaluate(run_folder, ["two dogs"])
     assert (told, figures["sentences"]) == ("", 1)
+
+
+def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, translator, monkeypatch, tmp_path):
+    of: dict[str, list[str]] = {}
+    for line in (Path(__file__).parents[1] / "text" / "hard_sentences.tsv").read_text("utf-8").splitlines():
+        of.setdefault(line[:2], []).append(line[3:])
+    for one, other in itertools.permutations(of, 2):
+        kept = ParallelLines(of[one][10:], of[other][10:])
+        assert are_swapped(ParallelLines(of[other][:10], of[one][:10]), kept), (one, other)
+        assert not any(are_swapped(ParallelLines(of[one][:n], of[other][:n]), kept) for n in (1, 3, 10)), (one, other)
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    write_lines(source := RunFolder(run_folder).valid_source, of["en"])
+    write_lines(target := RunFolder(run_folder).valid_target, of["de"])
+    assert evaluate(run_folder, [], "--source", source, "--reference", target)[2].count("swap") == 0
+    told = evaluate(run_folder, [], "--source", target, "--reference", source)[2]
+    assert f"looks like what {run_folder} writes, the reference like what it reads: swap the two files\n" in told
 
 
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(

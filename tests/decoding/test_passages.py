@@ -1,6 +1,7 @@
 """Lines of several sentences: taken apart, made to fit, and put together; and what is told."""
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.splitting import LearnedText
+from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]
@@ -95,10 +96,22 @@ def test_the_sentences_of_a_line_are_translated_apart_and_joined(backwards, caps
 def test_line_breaks_blank_lines_indentation_and_list_marks_stay(backwards):
     one, two, three, four = backwards.translate(SENTENCES)
     first, second, third, fourth = SENTENCES
-    text = f"  - {first}\t{second}\r\n\r\n \t\n12. {third}  \n\n\u2022 {fourth}\na) {first}\n"
-    assert backwards.translate(text) == f"  - {one}\t{two}\r\n\r\n \t\n12. {three}  \n\n\u2022 {four}\na) {one}\n"
+    text = f"  - {first}\t{second}\r\n\r\n \t\n12) {third}  \n\n\u2022 {fourth}\n\u200fa) {first}\n"
+    assert backwards.translate(text) == f"  - {one}\t{two}\r\n\r\n \t\n12) {three}  \n\n\u2022 {four}\n\u200fa) {one}\n"
     assert backwards.translate([f"{first}\n\n{second}", fourth]) == [f"{one}\n\n{two}", four]
     assert backwards.translate(["", " ", "\n", "\n \n"]) == ["", "", "\n", "\n \n"]
+
+
+def test_a_number_with_a_full_stop_is_a_list_mark_only_where_it_can_be_no_ordinal(tokenizer):
+    with_ordinals = re.split(" ", "de de-AT deu_Latn da no nb_NO nob_Latn is cs ces_Latn sk sl hr sr fi et lv hu tr pl")
+    for language in ("", "xx", *with_ordinals, *RULED, *RULED.values()):
+        passages = passages_of(tokenizer, 99, LearnedText(language or None), split="sentences")
+        is_mark = language not in with_ordinals and RULED.get(language, language) in WITHOUT_ORDINALS
+        for text in ("Oktober war es.", "maj er fridag", "FC Köln gewinnt 2:0."):
+            passage, _ = apart(f"3. {text}", passages)
+            assert (passage.spaces[0], *passage.texts) == (("3. ", text) if is_mark else ("", f"3. {text}")), language
+        assert apart("3) Oktober", passages)[0].spaces[0] == "3) "
+        assert apart("3. 猫が好き", passages)[0].spaces[0] == "3. ", "a script without capitals has no such ordinals"
 
 
 def test_a_run_and_its_export_know_the_text_that_the_model_learned_from(tiny_model, tokenizer, tmp_path):

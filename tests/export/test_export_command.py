@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -22,6 +23,7 @@ from export.exporting import planned
 from keras_transformer import folders
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
+from keras_transformer.run_folder import RunFolder, read_config, write_config
 from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
 from tests.killed import killed_after
@@ -64,6 +66,27 @@ def quick(monkeypatch):
     monkeypatch.setattr("export.tflite.export_tflite", export_tflite)
     monkeypatch.setattr("export.exporting.certify", lambda *_: NOTHING)
     return lambda *flags: main([*map(str, flags), "--format", "tflite"])
+
+
+def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, capsys, monkeypatch):
+    """On the screen, in the certificate and in the metadata."""
+    about = lambda run, *rest: replace(NOTHING, run=run.metadata(rest[2], "float32"))  # noqa: E731
+    monkeypatch.setattr("export.exporting.certify", about)
+    (tmp_path / "text").write_text("one two\n")
+    ended: list[dict] = [{"asked_steps": 3000, "at_step": 29}, {"at_step": 3000}]
+    for place, weights in enumerate([*ended, {"kind": "best so far", "steps": [29]}, {}]):
+        config = {**read_config(run_folder), "weights": weights}
+        config["settings"]["steps"] = 3000
+        write_config(RunFolder(run_folder), config)
+        assert quick(run_folder, "--sentences", tmp_path / "text", "--out", tmp_path / f"out{place}") == 0
+        told = capsys.readouterr().err + (tmp_path / f"out{place}" / "CERTIFICATE.md").read_text()
+        for sign in (
+            "warning: the run is unfinished, at {}: `",
+            "**The run is unfinished**, at {}: ",
+            "* unfinished: {}",
+        ):
+            steps = f"{max(weights.get('steps', [0]))} of 3,000 steps"
+            assert (sign.format(steps) in told) == (weights not in ended)
 
 
 def test_an_export_is_replaced_only_when_asked_and_by_a_whole_one(quick, stored_run, tmp_path, capsys, monkeypatch):

@@ -305,8 +305,12 @@ def test_tags_stand_before_sources_and_translations(tmp_path, eagerly):
     with pytest.raises(RequestError, match="such as de, en, ast: name those .* --source-language and --target-lang"):
         translator.translate("the dogs")
     plain = keras_transformer.Translator(translator.model, tokenizer)
-    with pytest.raises(RequestError, match="target_language 'en' is for a model of many languages"):
+    with pytest.raises(RequestError, match="--target-language 'en' is for .* this one .* from one language to another"):
         plain.between(None, "en")
+    plain = keras_transformer.Translator(translator.model, tokenizer, source_language="en", target_language="de")
+    with pytest.raises(RequestError, match="--source-language 'de' is for .* from en to de alone: leave it out"):
+        plain.between("de", None)
+    assert plain.between("en", None).learned_text == plain.learned_text, "it is what it does"
 
 
 @pytest.mark.parametrize("sampling", [[], ["--sampling", "0.1", "--max-length", "40"]])

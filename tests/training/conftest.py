@@ -19,11 +19,7 @@ def run(capfd, monkeypatch, eager):
     def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
         source = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
-        try:
-            status = command([str(word) for word in words])
-        except SystemExit as refused:  # by the parser
-            status = int(refused.code or 0)
-        return (status, *capfd.readouterr())
+        return (command([str(word) for word in words]), *capfd.readouterr())
 
     return run
 

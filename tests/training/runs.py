@@ -56,10 +56,7 @@ def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(devices, "configure", configured)
         patch.setattr(devices, "keep_programs", lambda: None)
-        try:
-            found = train.main(shlex.split(flags))
-        except SystemExit as refused:  # by the parser
-            found = int(refused.code or 0)
+        found = train.main(shlex.split(flags))
     assert found == status, said.getvalue()
     return said.getvalue()
 

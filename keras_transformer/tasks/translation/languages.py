@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from keras_transformer.decoding.sentences import Ids, Sentence
 from keras_transformer.errors import RequestError
-from keras_transformer.options import Config
+from keras_transformer.options import Config, flag_of
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -47,15 +47,19 @@ def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None
     Raises:
         RequestError: the model has no tags, or not of a language that is asked for.
     """
-    asked: Config = {side: code for side, code in zip(SIDES, languages, strict=True) if code is not None}
+    own = (learned.source_language, learned.target_language)
+    asked: Config = {s: code for s, code, its in zip(SIDES, languages, own, strict=True) if code not in (None, its)}
     for side, code in asked.items():
         if not tags:
-            raise RequestError(f"{side} {code!r:.40} is for a model of many languages; this one has one direction")
+            raise RequestError(
+                f"{flag_of(side)} {code!r:.40} is for a model of many languages; this one translates from "
+                f"{own[0] or 'one language'} to {own[1] or 'another'} alone: leave it out"
+            )
         if code not in tags:
             near = difflib.get_close_matches(str(code), tags, MOST_SHOWN, cutoff=0.0)
             raise RequestError(
-                f"{side}: expected one of the model's {len(tags):,} languages, such as {', '.join(near)}; received "
-                f"{code!r:.40}"
+                f"{flag_of(side)}: expected one of the model's {len(tags):,} languages, such as {', '.join(near)}; "
+                f"received {code!r:.40}"
             )
     return replace(learned, **asked)
 
@@ -79,7 +83,7 @@ def require_languages(learned: LearnedText, tags: Mapping[str, str]) -> None:
     """Raises RequestError if a model between many languages does not know which are meant."""
     codes = (learned.source_language, learned.target_language)
     if missing := [side for side, code in zip(SIDES, codes, strict=True) if tags and code not in tags]:
-        flags = " and ".join(f"--{side.replace('_', '-')}" for side in missing)
+        flags = " and ".join(map(flag_of, missing))
         raise RequestError(
             f"this model translates between {len(tags):,} languages, such as {', '.join([*tags][:MOST_SHOWN])}: name "
             f"those that are meant by {flags}, in Python by `translator.between(source_language, target_language)`"

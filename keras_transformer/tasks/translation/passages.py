@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import regex as re
 
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.pipelines import Hypothesis
@@ -16,11 +17,13 @@ from keras_transformer.lengths import penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.splitting import LearnedText, divided, joined, sentences_in
+from keras_transformer.text.splitting import LearnedText, divided, joined, may_have_ordinals, sentences_in
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, plain
 
-# Indentation, and the mark of a list's item.
-LINE_START = re.compile(r"\s*(?:(?:[-*+•‣◦·–—]|\d{1,3}\.|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\))\s+)?")
+# Indentation, and the mark of a list's item; a number with a full stop is one, or an ordinal.
+_ITEM = r"[-*+•‣◦·–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\)"
+LINE_START = re.compile(rf"[\s\p{{Cf}}]*(?:{_ITEM}|\d{{1,3}}\.)\s+|\s*")
+LINE_START_BEFORE_ORDINALS = re.compile(rf"[\s\p{{Cf}}]*(?:{_ITEM})\s+|\s*")
 NO_SENTENCES = "n-best lists, alignments and what begins with a prefix are of whole lines"
 
 
@@ -99,7 +102,7 @@ class Passages:
         whole = Passage(number, [text], ["", ""], tags, prefix)
         if self.split != "sentences" or is_blank(text):
             return whole
-        before, body, behind = _framed(text)
+        before, body, behind = _framed(text, self._language(tags))
         texts = self._sentences(body, tags)
         if self.joins and not prefix:
             return replace(whole, texts=[body], spaces=[before, behind]).divided(texts)
@@ -216,10 +219,10 @@ class Layout:
         return len(self.parts) > 1 and part.isspace()
 
 
-def _framed(text: str) -> tuple[str, str, str]:
+def _framed(text: str, language: str | None) -> tuple[str, str, str]:
     """What stands before the sentences of a line, the sentences, and the white space behind them."""
-    found = LINE_START.match(text)
-    start = found.end() if found else 0
+    line_start = LINE_START_BEFORE_ORDINALS if may_have_ordinals(text, language) else LINE_START
+    start = line_start.match(text).end()
     if is_blank(text[start:]):  # a mark without a text is a text
         start = len(text) - len(text.lstrip())
     body = text[start:].rstrip()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import checked_tokenizer, paired_quality
-from keras_transformer.commands import read_both
+from keras_transformer.commands import ParallelLines, read_both
 from keras_transformer.decoding.pipelines import Score
 from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.export_folder import ExportFolder
@@ -36,24 +39,46 @@ def evaluate(arguments: argparse.Namespace) -> None:
     checked_tokenizer(arguments.tokenize, None)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
-    warn_of_training_text(RunFolder(arguments.run), lines.sources, translator.source_tokenizer)
+    warn_of_text(RunFolder(arguments.run), lines, translator.source_tokenizer)
     print_result(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
-def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokenizer) -> None:
-    """Warns of sources on which the run was trained, as far as its tokenised text is still there.
+def warn_of_text(run: RunFolder, lines: ParallelLines, tokenizer: Tokenizer) -> None:
+    """Warns of swapped sides, and of sources on which a run was trained, as far as its text is still there.
 
     Args:
         run: the folder.
-        sources: the lines that are translated.
-        tokenizer: the tokenizer of the run's sources.
+        lines: what is translated, and the references.
+        tokenizer: the tokenizer of the run's sources; a run with tags may have both directions.
     """
-    try:
-        trained = TokenizedCorpus.open(run.cache / "train")
-    except RequestError:
-        return
-    if known := trained.sources_among(filter(None, tokenizer.encode(sources)), tokenizer.tags.values()):
-        warn(f"{run.path} was trained on {known:,} of these {len(sources):,} sources: its figures say less of new text")
+    with suppress(RequestError):
+        kept = read_both(str(run.valid_source), str(run.valid_target))
+        if not tokenizer.tags and are_swapped(lines, kept):
+            warn(f"the source looks like what {run.path} writes, the reference like what it reads: swap the two files")
+    with suppress(RequestError):
+        trained, ids = TokenizedCorpus.open(run.cache / "train"), filter(None, tokenizer.encode(lines.sources))
+        if known := trained.sources_among(ids, tokenizer.tags.values()):
+            what = f"{known:,} of these {len(lines.sources):,} sources"
+            warn(f"{run.path} was trained on {what}: its figures say less of new text")
+
+
+def are_swapped(given: ParallelLines, kept: ParallelLines) -> bool:
+    """Whether the sources look like the kept targets and the targets like the kept sources, by three letters in a row.
+
+    Args:
+        given, kept: two texts; the first thousand lines of each are looked at.
+    """
+    (source, target), own = ([_profile(side[:1_000]) for side in sides] for sides in (given, kept))
+    straight, crossed = ([_cosine(source, one), _cosine(target, other)] for one, other in (own, own[::-1]))
+    return sum(crossed) > sum(straight) + 0.1
+
+
+def _profile(lines: Sequence[str]) -> Counter[str]:
+    return Counter(line[place : place + 3] for line in lines for place in range(len(line) - 2))
+
+
+def _cosine(one: Counter[str], other: Counter[str]) -> float:
+    return sum(one[each] * other[each] for each in one) / (math.hypot(*one.values()) * math.hypot(*other.values()) or 1)
 
 
 def score(arguments: argparse.Namespace) -> None:
@@ -100,7 +125,7 @@ def compare(arguments: argparse.Namespace) -> None:
     options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
     tokenize = common_tokenizer(arguments.tokenize, translators)
     for run, translator in zip(arguments.runs, translators, strict=True):
-        warn_of_training_text(RunFolder(run), lines.sources, translator.source_tokenizer)
+        warn_of_text(RunFolder(run), lines, translator.source_tokenizer)
     sources = [lines.sources] * len(translators)
     for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         print_result(json.dumps({"run": run, **row}))
