@@ -31,7 +31,7 @@ from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
-from keras_transformer.training.timing import tell_time
+from keras_transformer.training.timing import LEAST_STEPS, MOST_STEPS, tell_time, timed_places
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -159,8 +159,9 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
     compile_ahead(run, data.plan, model, strategy)
     if not run.is_resumed and num_workers() == 1:
         with _feeding_errors():
-            batches = _batches(data.plan, strategy, Progress())
-            has_other_rate = tell_time(run, data, model, batches, _valid_batches(data.valid_plan, strategy))
+            timed = ((data.plan, MOST_STEPS // 2), (data.valid_plan, LEAST_STEPS))
+            batches = [_chosen_batches(plan, strategy, timed_places(plan, count)) for plan, count in timed]
+            has_other_rate = tell_time(run, data, model, *batches)
         if has_other_rate:
             with strategy.scope():
                 _compile(run, model)
