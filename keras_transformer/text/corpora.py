@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -115,6 +115,7 @@ def corpus_from_files(
     target: str | os.PathLike[str],
     valid_source: str | os.PathLike[str] | None = None,
     valid_target: str | os.PathLike[str] | None = None,
+    *,
     seed: int | None = 0,
 ) -> Corpus[Pair]:
     """The user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
@@ -157,10 +158,9 @@ def _held_out(train: _ParallelFiles, seed: int | None) -> list[Pair]:
     They stand as they were drawn, so that the first of them, such as those of BLEU, are a drawn share too.
     """
     most = max(1, train.count // HELD_OUT_SHARE)
-    num_candidates = min(most, HELD_OUT_LINES)
-    places = list(range(train.count - num_candidates, train.count))
+    places: Sequence[int] = range(train.count)[-min(most, HELD_OUT_LINES) :]
     if seed is not None:
-        places = np.random.default_rng(seed).choice(train.count, num_candidates, replace=False).tolist()
+        places = np.random.default_rng(seed).choice(train.count, len(places), replace=False).tolist()
     wanted = set(places)
     found = {place: pair for place, pair in enumerate(train.pairs()) if place in wanted}
     candidates = dict.fromkeys(map(found.__getitem__, places))
@@ -195,31 +195,26 @@ def whole_groups(candidates: Iterable[One], counts: Mapping[One, int], most: int
     return chosen
 
 
-def stratified(labels: Sequence[str], keys: Sequence[Hashable], share: float, seed: int) -> list[int]:
+def stratified(items: Sequence[tuple[str, One]], share: float, seed: int) -> set[tuple[str, One]]:
     """Draws what to hold out: of each label the same share, as near as whole items allow, but at least one.
 
-    Items of a label that are equal stay together; see `whole_groups`. A label of one item alone, or of copies of it,
-    stays in training.
+    Items that are equal stay together; see `whole_groups`. A label of one item alone, or of copies of it, stays in
+    training.
 
     Args:
-        labels: the label of each item; all the same where there are none.
-        keys: what tells whether two items of a label are equal.
+        items: the label of each, and what tells whether two of them are equal.
         share: from 0 to 1.
         seed: the same seed draws the same items.
-
-    Returns:
-        The places of the items that are held out, in their order.
     """
-    held_out, random, places_of = list[int](), np.random.default_rng(seed), defaultdict[str, list[int]](list)
-    for place, label in enumerate(labels):
-        places_of[label].append(place)
-    for _, places in sorted(places_of.items()):
-        copies = Counter(keys[place] for place in places)
-        if len(copies) > 1:
-            drawn = (keys[place] for place in random.permutation(places))
-            chosen = whole_groups(drawn, copies, round(share * len(places)))
-            held_out += [place for place in places if keys[place] in chosen]
-    return sorted(held_out)
+    of_label, held_out, random = defaultdict[str, list](list), set[tuple[str, One]](), np.random.default_rng(seed)
+    for item in items:
+        of_label[item[0]].append(item)
+    for _, some in sorted(of_label.items()):
+        counts = Counter(some)
+        if len(counts) > 1:
+            drawn = (some[place] for place in random.permutation(len(some)))
+            held_out |= whole_groups(drawn, counts, round(share * len(some)))
+    return held_out
 
 
 def tell_of_single_labels(items: Iterable[tuple[str, Hashable, str]], path: str | os.PathLike[str]) -> None:
@@ -262,27 +257,20 @@ class _ParallelFiles:
 
     def __init__(self, source: Path, target: Path):
         self.source, self.target = source, target
-        source_survey, target_survey = _survey(source), _survey(target)
-        self.count = source_survey.count
-        if self.count != target_survey.count:
+        (self.count, source_sha256), (count, target_sha256) = _survey(source), _survey(target)
+        if self.count != count:
             raise RequestError(
-                f"{source} has {self.count:,} lines and {target} has {target_survey.count:,}: "
+                f"{source} has {self.count:,} lines and {target} has {count:,}: "
                 "each line of one must translate the same line of the other; align them"
             )
-        self.identity = sha256_of([source_survey.sha256, target_survey.sha256])
+        self.identity = sha256_of([source_sha256, target_sha256])
 
     def pairs(self) -> Iterator[Pair]:
         return zip(read_lines(self.source), read_lines(self.target), strict=True)
 
 
-class _Survey(NamedTuple):
-    """What one reading of a file tells: its number of lines, and their hash."""
-
-    count: int
-    sha256: str
-
-
-def _survey(path: Path) -> _Survey:
+def _survey(path: Path) -> tuple[int, str]:
+    """The number of lines of a file, and their SHA-256."""
     refuse_pipe(path)
     digest, count = hashlib.sha256(), 0
     for line in read_lines(path):
@@ -290,7 +278,7 @@ def _survey(path: Path) -> _Survey:
         digest.update(line.encode() + b"\n")
     if not count:
         raise RequestError(f"{path} is empty; expected a sentence a line")
-    return _Survey(count, digest.hexdigest())
+    return count, digest.hexdigest()
 
 
 def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:

@@ -68,7 +68,7 @@ def datasets_from_files(
     Raises:
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
-    corpus = corpus_from_files(source, target, valid_source, valid_target, seed)
+    corpus = corpus_from_files(source, target, valid_source, valid_target, seed=seed)
     text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan, is_validation=True).dataset()

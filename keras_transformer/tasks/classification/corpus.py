@@ -78,9 +78,8 @@ def labelled_from_file(
 
 def _held_out(rows: list[Labelled], seed: int | None) -> set[Labelled]:
     """The rows to validate on; see `labelled_from_file`."""
-    labels, texts = zip(*rows, strict=True)
     if seed is not None:
-        return {rows[place] for place in stratified(labels, texts, HELD_OUT_SHARE, seed)}
+        return stratified(rows, HELD_OUT_SHARE, seed)
     candidates, num_texts = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], Counter(label for label, _ in set(rows))
     several = [row for row in candidates if num_texts[row[0]] > 1]
     return whole_groups(several or candidates, Counter(rows), len(candidates))

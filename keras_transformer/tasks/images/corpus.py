@@ -202,10 +202,10 @@ def _divided(
     images: Sequence[LabelledImage], share: float, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """The images to train on and those held out; see `stratified`. Both stand in the order of `images`."""
-    held_out = {*stratified([image.label for image in images], [image.sha256 for image in images], share, seed)}
+    held_out = stratified([(image.label, image.sha256) for image in images], share, seed)
     parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
-    for place, image in enumerate(images):
-        parts[place in held_out].append(image)
+    for image in images:
+        parts[(image.label, image.sha256) in held_out].append(image)
     return parts
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Lines = Callable[[], Iterator[str]]  # each call returns a new iterator
 HELD_OUT_SHARE = 0.1  # so much is held out if no validation text is given
-NUM_STRETCHES = 100  # of a text, of which a tenth is drawn
+NUM_STRETCHES = 100  # of a text
 
 # Small, for a text of half a million characters.
 PYDOC_RECIPE: Config = {
@@ -103,7 +103,7 @@ def divided(lines: Callable[[], Iterable[str]], seed: int | None) -> tuple[Lines
     """The lines to train on and those to validate on, about a tenth of the characters, line breaks included.
 
     A text is cut into a hundred stretches of whole lines, so that held-out lines stand among their neighbours, and
-    still come from everywhere. The seed draws a tenth of the stretches; without a seed the last ones are held out.
+    still come from everywhere: of each ten stretches the seed draws one. Without a seed the last ones are held out.
     """
     size = sum(len(line) + 1 for line in lines())
 
@@ -117,8 +117,8 @@ def divided(lines: Callable[[], Iterable[str]], seed: int | None) -> tuple[Lines
     if seed is None:
         held_out = {stretch for stretch in stretches if stretch >= (1 - HELD_OUT_SHARE) * NUM_STRETCHES}
     else:
-        places = stratified([""] * len(stretches), stretches, HELD_OUT_SHARE, seed)
-        held_out = {stretches[place] for place in places}
+        in_tens = [(str(place // 10), stretch) for place, stretch in enumerate(stretches)]
+        held_out = {stretch for _, stretch in stratified(in_tens, HELD_OUT_SHARE, seed)}
     return (
         lambda: (line for stretch, line in numbered() if stretch not in held_out),
         lambda: (line for stretch, line in numbered() if stretch in held_out),

@@ -7,12 +7,12 @@ import os
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.files import write_text
@@ -20,9 +20,6 @@ from keras_transformer.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_of, strings_of
 from keras_transformer.text.tokenizer import END
-
-if TYPE_CHECKING:
-    Times = array[int] | list["Time"]
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
 MAX_BYTES = 2**28  # the largest file of names
@@ -142,7 +139,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     users: dict[str, int] = {}
     items: dict[str, int] = {}
-    events: list[tuple[array[int], Times]] = []  # the events of each user: items and times
+    events: list[tuple[array[int], MutableSequence[Any]]] = []  # the events of each user: items and times
     for user, item, time in _events(path):
         number = users.setdefault(user, len(users))
         if number == len(events):
@@ -158,7 +155,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     return Log(list(users), [_by_time(names, *one) for one in events])
 
 
-def _by_time(names: list[str], items: Sequence[int], times: Times) -> History:
+def _by_time(names: list[str], items: Sequence[int], times: Sequence[Time]) -> History:
     return [names[items[place]] for place in sorted(range(len(items)), key=times.__getitem__)]
 
 
