@@ -29,7 +29,7 @@ from keras_transformer.training.task import Prepared, Run
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # of two steps with a batch the second is timed
+MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # two steps take a batch, and the second is timed
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run
 SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
@@ -214,7 +214,7 @@ def _seconds_a_position(plan: Plan, ends: list[float]) -> float:
     """The median over the batches at `timed_places`, the second time of each.
 
     Args:
-        plan: of training or of validation.
+        plan: the batches.
         ends: when each step ended, at least two.
     """
     seconds = np.diff(ends)[::2]

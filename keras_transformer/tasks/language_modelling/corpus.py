@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Lines = Callable[[], Iterator[str]]  # each call returns a new iterator
 HELD_OUT_SHARE = 0.1  # so much is held out if no validation text is given
-NUM_STRETCHES = 100  # of a text
+NUM_STRETCHES = 100
 
 # Small, for a text of half a million characters.
 PYDOC_RECIPE: Config = {
