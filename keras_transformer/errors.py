@@ -23,6 +23,7 @@ PACKAGE = "keras_transformer"
 CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
 MAX_MESSAGE = 2_000  # characters
 STOPS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMED_IN_WARNINGS = 5  # files, or lines; the others are counted
 NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
@@ -88,6 +89,13 @@ def say(message: str) -> None:
 def warn(message: str) -> None:
     """Writes a warning to standard error."""
     _tell("warning", message)
+
+
+def first_of(names: Iterable[object]) -> str:
+    """The first names of a list, for a warning, and how many more there are."""
+    listed = [str(name) for name in names]
+    more = len(listed) - NAMED_IN_WARNINGS
+    return ", ".join(listed[:NAMED_IN_WARNINGS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _tell(kind: str, message: object) -> None:

@@ -20,6 +20,7 @@ from keras_transformer.ops import Tensor
 
 __all__ = ["NDCGAt", "Perplexity", "RecallAt", "TokenAccuracy"]
 NUM_CONTROL_IDS = 4  # the ids before the first item
+MISSED = 2**31 - 1  # the rank of a target that is no item: beyond every k, however few items there are
 
 
 class _TokenMean(keras.metrics.Mean):
@@ -105,7 +106,8 @@ class NDCGAt(_RankMean):
 def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
     """The rank of each target among all items, from 1.
 
-    An item of the same score counts as better. A target that is no item, such as unknown, comes after all items.
+    An item of the same score counts as better. A target that is no item, such as unknown, is a miss: its rank is
+    `MISSED`.
 
     Args:
         targets: (...) ids.
@@ -118,8 +120,7 @@ def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
     is_item = ops.arange(ops.shape(scores)[-1]) >= NUM_CONTROL_IDS  # (V,)
     own = ops.take_along_axis(scores, ops.expand_dims(targets, -1), axis=-1)
     is_better = ops.logical_and(is_item, ops.logical_not(scores < own))  # NaN is never ranked first
-    better = ops.where(ops.expand_dims(targets, -1) < NUM_CONTROL_IDS, True, is_better)
-    return ops.sum(ops.cast(better, "int32"), axis=-1)
+    return ops.where(targets < NUM_CONTROL_IDS, MISSED, ops.sum(ops.cast(is_better, "int32"), axis=-1))
 
 
 def recall_at(k: int, ranks: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Ranks, recall and NDCG: by hand, against Keras's metric, and against the definition."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ from keras import ops
 
 from keras_transformer import metrics
 from keras_transformer.metrics import NDCGAt, RecallAt
+from keras_transformer.tasks.next_item import training
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
+from keras_transformer.text.tokenizer import UNKNOWN
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
 
@@ -21,7 +25,7 @@ def test_ranks_by_hand():
     assert ranks([4, 7]) == [1, 1]
     assert ranks([5, 4]) == [4, 4]
     assert ranks([6, 6]) == [3, 2], "an item of the same score counts as better"
-    assert ranks([1, 0]) == [8, 8], "what is no item comes after all"
+    assert ranks([1, 0]) == [metrics.MISSED] * 2, "what is no item is missed"
     assert ranks([[4, 5], [6, 7]], np.stack([SCORES, SCORES])) == [[1, 3], [3, 1]]
     for value in (0.0, np.nan):
         assert ranks([5], np.full((1, 8), value, "float32")) == [4], "scores that are equal or no numbers tell nothing"
@@ -44,6 +48,21 @@ def test_recall_is_kerass_and_ndcg_is_the_definition(k):
     assert found["recall"] == pytest.approx(float(top.result()), abs=1e-6)
     expected = np.mean([definition(target, row, k) for target, row in zip(targets, scores, strict=True)])
     assert found["ndcg"] == pytest.approx(expected, abs=1e-6) and 0 < found["ndcg"] <= found["recall"]
+
+
+@pytest.mark.parametrize("num_items", range(1, 25))
+def test_an_unknown_target_is_a_miss_in_every_catalogue(num_items):
+    scores = np.random.default_rng(num_items).random((5, FIRST_ITEM + num_items)).astype("float32")
+    baseline = SimpleNamespace(scores=lambda history: scores[0].astype("float64"))
+    targets = [UNKNOWN, UNKNOWN, FIRST_ITEM, UNKNOWN, UNKNOWN]
+    found = [np.array(ranks(targets, scores)), training.ranks(baseline, [[]] * 5, targets, FIRST_ITEM)]
+    for k in (1, 5, 10, 20, 1000):
+        for one in found:
+            assert [metrics.mean_figures(one[place : place + 1], k)["recall"] for place in (0, 1, 3, 4)] == [0] * 4
+            assert metrics.mean_figures(np.delete(one, 2), k) == {"recall": 0, "ndcg": 0}
+        for metric in (RecallAt(k), NDCGAt(k)):
+            metric.update_state(np.array([targets]), scores[None], np.array([[1, 1, 0, 1, 1]], "float32"))
+            assert float(metric.result()) == 0
 
 
 def test_the_metrics_count_labels_alone():

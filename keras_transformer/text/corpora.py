@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from keras_transformer.errors import RequestError
+import numpy as np
+
+from keras_transformer.errors import RequestError, first_of, warn
 from keras_transformer.making import MULTI30K_RECIPE
 from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank, refuse_pipe, sha256_of
@@ -113,11 +115,17 @@ def corpus_from_files(
     target: str | os.PathLike[str],
     valid_source: str | os.PathLike[str] | None = None,
     valid_target: str | os.PathLike[str] | None = None,
+    *,
+    seed: int | None = 0,
 ) -> Corpus[Pair]:
     """The user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
 
-    Without validation files pairs among the last lines are held out: one line in twenty, at most 2,000. Wherever a
-    pair that is held out stands, it is held out too, so the rarest are chosen (see `whole_groups`).
+    Without validation files pairs of lines that the seed draws are held out: one line in twenty, at most 2,000.
+    Wherever a pair that is held out stands, it is held out too, so the rarest are chosen (see `whole_groups`).
+
+    Args:
+        source, target, valid_source, valid_target: the files.
+        seed: the same seed holds out the same lines of a text. None takes the last lines, as runs of before did.
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, or two files differ in length.
@@ -131,26 +139,34 @@ def corpus_from_files(
         return Corpus("files", None, None, train.pairs, valid.pairs, identity, num_pairs=train.count)
     if train.count < 2:
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
-    valid_pairs = _held_out(train)
+    valid_pairs = _held_out(train, seed)
     held_out = set(valid_pairs)
 
     def remaining() -> Iterator[tuple[int, Pair]]:
         return ((number, pair) for number, pair in enumerate(train.pairs(), start=1) if pair not in held_out)
 
     return Corpus(
-        "files", None, None, lambda: (pair for _, pair in remaining()), lambda: iter(valid_pairs), train.identity,
-        lines=lambda: (number for number, _ in remaining()), num_held_out=len(valid_pairs),
-        num_pairs=train.count - len(valid_pairs),
+        "files", None, None, lambda: (pair for _, pair in remaining()), lambda: iter(valid_pairs),
+        drawn_identity(train.identity, seed), lines=lambda: (number for number, _ in remaining()),
+        num_held_out=len(valid_pairs), num_pairs=train.count - len(valid_pairs),
     )  # fmt: skip
 
 
-def _held_out(train: _ParallelFiles) -> list[Pair]:
-    """The pairs of a text that are held out, each as often as the text has it; see `corpus_from_files`."""
+def _held_out(train: _ParallelFiles, seed: int | None) -> list[Pair]:
+    """The pairs of a text that are held out, each as often as the text has it; see `corpus_from_files`.
+
+    They stand as they were drawn, so that the first of them, such as those of BLEU, are a drawn share too.
+    """
     most = max(1, train.count // HELD_OUT_SHARE)
-    last = dict.fromkeys(train.last_pairs[-most:])
-    counts = Counter(pair for pair in train.pairs() if pair in last)
-    chosen = whole_groups(last, counts, most)
-    pairs = [pair for pair in last if pair in chosen for _ in range(counts[pair])]
+    places: Sequence[int] = range(train.count)[-min(most, HELD_OUT_LINES) :]
+    if seed is not None:
+        places = np.random.default_rng(seed).choice(train.count, len(places), replace=False).tolist()
+    wanted = set(places)
+    found = {place: pair for place, pair in enumerate(train.pairs()) if place in wanted}
+    candidates = dict.fromkeys(map(found.__getitem__, places))
+    counts = Counter(pair for pair in train.pairs() if pair in candidates)
+    chosen = whole_groups(candidates, counts, most)
+    pairs = [pair for pair in candidates if pair in chosen for _ in range(counts[pair])]
     if len(pairs) == train.count and any(map(any, chosen)):
         raise RequestError(
             f"{train.source}, {train.target}: all {train.count:,} pairs are equal, so none can be held out for "
@@ -179,6 +195,51 @@ def whole_groups(candidates: Iterable[One], counts: Mapping[One, int], most: int
     return chosen
 
 
+def stratified(items: Sequence[tuple[str, One]], share: float, seed: int) -> set[tuple[str, One]]:
+    """Draws what to hold out: of each label the same share, as near as whole items allow, but at least one.
+
+    Items that are equal stay together; see `whole_groups`. A label of one item alone, or of copies of it, stays in
+    training.
+
+    Args:
+        items: the label of each, and what tells whether two of them are equal.
+        share: from 0 to 1.
+        seed: the same seed draws the same items.
+    """
+    of_label, held_out, random = defaultdict[str, list](list), set[tuple[str, One]](), np.random.default_rng(seed)
+    for item in items:
+        of_label[item[0]].append(item)
+    for _, some in sorted(of_label.items()):
+        counts = Counter(some)
+        if len(counts) > 1:
+            drawn = (some[place] for place in random.permutation(len(some)))
+            held_out |= whole_groups(drawn, counts, round(share * len(some)))
+    return held_out
+
+
+def tell_of_single_labels(items: Iterable[tuple[str, Hashable, str]], path: str | os.PathLike[str]) -> None:
+    """Warns of labels that one item alone has, or copies of it, such as a misspelt one.
+
+    Args:
+        items: the label of each, what tells whether two are equal, and its name, such as "line 7".
+        path: where they are.
+    """
+    last = {(label, key): name for label, key, name in items}
+    counts = Counter(label for label, _ in last)
+    if alone := [f"{label!r:.60} ({name})" for (label, _), name in last.items() if counts[label] == 1]:
+        warn(f"{path}: {len(alone):,} label(s) have one item alone, which is not held out: {first_of(alone)}")
+
+
+def drawn(count: int, most: int) -> list[int]:
+    """The places of at most so many of `count` items: all, or a share that is drawn, the same in every process."""
+    return sorted(np.random.default_rng(0).choice(count, min(count, most), replace=False).tolist())
+
+
+def drawn_identity(identity: str, seed: int | None) -> str:
+    """The identity of a text of which a seed draws what is held out; without a seed that of the text."""
+    return identity if seed is None else sha256_of([identity, f"drawn {seed}"])
+
+
 def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus[Pair]:
     """The corpus with further pairs from files, all of them to train on, such as pairs that a model made half of.
 
@@ -196,39 +257,28 @@ class _ParallelFiles:
 
     def __init__(self, source: Path, target: Path):
         self.source, self.target = source, target
-        source_survey, target_survey = _survey(source), _survey(target)
-        self.count = source_survey.count
-        if self.count != target_survey.count:
+        (self.count, source_sha256), (count, target_sha256) = _survey(source), _survey(target)
+        if self.count != count:
             raise RequestError(
-                f"{source} has {self.count:,} lines and {target} has {target_survey.count:,}: "
+                f"{source} has {self.count:,} lines and {target} has {count:,}: "
                 "each line of one must translate the same line of the other; align them"
             )
-        self.last_pairs = list(zip(source_survey.last, target_survey.last, strict=True))
-        self.identity = sha256_of([source_survey.sha256, target_survey.sha256])
+        self.identity = sha256_of([source_sha256, target_sha256])
 
     def pairs(self) -> Iterator[Pair]:
         return zip(read_lines(self.source), read_lines(self.target), strict=True)
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """What one reading of a file tells: its number of lines, their hash, and the last lines."""
-
-    count: int
-    sha256: str
-    last: deque[str]
-
-
-def _survey(path: Path) -> _Survey:
+def _survey(path: Path) -> tuple[int, str]:
+    """The number of lines of a file, and their SHA-256."""
     refuse_pipe(path)
-    digest, count, last = hashlib.sha256(), 0, deque[str](maxlen=HELD_OUT_LINES)
+    digest, count = hashlib.sha256(), 0
     for line in read_lines(path):
         count += 1
         digest.update(line.encode() + b"\n")
-        last.append(line)
     if not count:
         raise RequestError(f"{path} is empty; expected a sentence a line")
-    return _Survey(count, digest.hexdigest(), last)
+    return count, digest.hexdigest()
 
 
 def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:

@@ -55,7 +55,7 @@ def datasets_from_files(
     Args:
         source, target, valid_source, valid_target: see `corpus_from_files`. Validation takes at most 2,000 pairs.
         tokenizer, target_tokenizer: the vocabulary of the source and of the target; by default one for both.
-        token_budget, seed, plan_options: for the training batches, see `BatchPlan`.
+        token_budget, seed, plan_options: see `BatchPlan`, for training; the seed draws what is held out, too.
         initial_epoch: the epoch with which training begins, as in `fit`.
         strategy: the `tf.distribute` strategy of the model; its replicas share each batch.
         cache: a folder that keeps the tokenised text. By default a temporary one lives as long as the datasets.
@@ -67,7 +67,7 @@ def datasets_from_files(
     Raises:
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
-    corpus = corpus_from_files(source, target, valid_source, valid_target)
+    corpus = corpus_from_files(source, target, valid_source, valid_target, seed=seed)
     text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()

@@ -31,7 +31,15 @@ from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
-from keras_transformer.training.timing import estimate, is_timed, takes_smaller, tell_time
+from keras_transformer.training.timing import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    estimate,
+    is_timed,
+    takes_smaller,
+    tell_time,
+    timed_places,
+)
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -182,8 +190,9 @@ def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> 
         compile_ahead(run, data.plan, model, strategy)
         if num_workers() > 1 or not is_timed(run, data.plan):
             return model
-        batches = _batches(data.plan, strategy, Progress()), _valid_batches(data.valid_plan, strategy)
         with _feeding_errors():
+            timed = ((data.plan, MOST_STEPS // 2), (data.valid_plan, LEAST_STEPS))
+            batches = [_chosen_batches(plan, strategy, timed_places(plan, count)) for plan, count in timed]
             found = estimate(run, data, model, *batches)
         if not takes_smaller(run, found):
             break

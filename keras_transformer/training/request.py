@@ -207,7 +207,11 @@ def _resumed_run(given: Config) -> Run | None:
     is_chief = _check_devices(settings)
     _check_back_end(folder, config)
     corpus = _corpus(settings)
-    if corpus.identity != config.get("corpus", {}).get("identity"):
+    identity = config.get("corpus", {}).get("identity")
+    if corpus.identity != identity:  # the run may have begun when the places of lines told which are held out
+        by_place: Config = {"seed": None}
+        corpus = _corpus(replace(settings, **by_place))
+    if corpus.identity != identity:
         raise RequestError(
             "--resume: the training text is not the one that the run began with: restore it, or start another "
             "run with --out"

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 import time
 from dataclasses import fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,14 +30,13 @@ from keras_transformer.training.task import Prepared, Run
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
+MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # two steps take a batch, and the second is timed
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run
 SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
 LONG_SECONDS = 2 * 3600.0
 LEAST_SHARE = 1 / 4  # that a model of the preset `auto` makes of its steps; see `takes_smaller`
 OF_RECIPE = ("dropout", "warmup_steps", "learning_rate_factor")  # which go with the size of a model
-FORWARD_SHARE = 1 / 3  # so much of a step is its forward pass, where validation has too few batches to be timed
 
 
 class Estimate(NamedTuple):
@@ -162,18 +162,18 @@ def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_b
         run: that has not begun, or that goes on.
         data: ready to train on.
         model: compiled and built.
-        batches, valid_batches: for `model.fit`.
+        batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
     settings, task, watch = run.settings, run.task, Watch()
     say("timing the first steps")
     with unchanged(model):
         model.fit(
-            batches, steps_per_epoch=1 + MOST_STEPS, epochs=1, callbacks=[watch], verbose=0, shuffle=False,
-            validation_data=valid_batches, validation_steps=min(1 + LEAST_STEPS, data.valid_plan.num_batches(0)),
+            batches, steps_per_epoch=MOST_STEPS, epochs=1, callbacks=[watch], verbose=0, shuffle=False,
+            validation_data=valid_batches, validation_steps=2 * LEAST_STEPS,
         )  # fmt: skip
         recording = _recording_seconds(run, model)
     a_position = _seconds_a_position(data.plan, watch.trained)
-    forward = _seconds_a_position(data.valid_plan, watch.validated) or a_position * FORWARD_SHARE
+    forward = _seconds_a_position(data.valid_plan, watch.validated)
     decoding = getattr(task, "decoding_seconds", lambda *_: 0.0)(run, data, model)
     measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0) + decoding
     tracing = watch.validated[0] - watch.began
@@ -184,6 +184,12 @@ def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_b
         num_compared * (measuring + tracing),
         settings.checkpoint_every,
     )
+
+
+def timed_places(plan: Plan, count: int) -> list[Place]:
+    """The first batches, each twice: of a shape that comes for the first time the step is traced or compiled."""
+    first = accumulate(range(count - 1), lambda place, _: plan.place_after(place), initial=Place())
+    return [place for place in first for _ in range(2)]
 
 
 def _recording_seconds(run: Run, model: FamilyModel) -> float:
@@ -247,9 +253,12 @@ def _mean_positions(plan: Plan) -> float:
 
 
 def _seconds_a_position(plan: Plan, ends: list[float]) -> float:
-    """The median over the batches after the first; 0 if there are none."""
-    seconds, place, of_each = np.diff(ends), Place(), []
-    for one in seconds:
-        place = plan.place_after(place)
-        of_each.append(one / _positions(plan, place))
-    return float(np.median(of_each)) if of_each else 0.0
+    """The median over the batches at `timed_places`, the second time of each.
+
+    Args:
+        plan: the batches.
+        ends: when each step ended, at least two.
+    """
+    seconds = np.diff(ends)[::2]
+    places = timed_places(plan, len(seconds))[::2]
+    return float(np.median([one / _positions(plan, place) for one, place in zip(seconds, places, strict=True)]))

@@ -176,7 +176,7 @@ def test_own_validation_images_deeper_folders_and_files_that_are_no_images(folde
     assert "notes.txt" in line and "readme.md" in line and "hidden" not in line
 
 
-def test_what_cannot_be_trained_on_is_refused(folder, tmp_path):
+def test_what_cannot_be_trained_on_is_refused(folder, tmp_path, capsys):
     for message, counts in {
         "at least two labels, each a folder of images; received one alone, 'cat'": {"cat": 3},
         "a label must be printable text; received the folder 'a.*nb'": {"a\nb": 2, "cat": 2},
@@ -186,8 +186,11 @@ def test_what_cannot_be_trained_on_is_refused(folder, tmp_path):
     with pytest.raises(RequestError, match="the label 'owl' is validated on and never trained on"):
         images_from_folder(folder, make_folder(tmp_path / "valid", {"cat": 1, "owl": 1}))
     shutil.copy(folder / "hen" / "00.png", folder / "hen" / "01.png")  # copies of one image are one image
-    with pytest.raises(RequestError, match="the label 'hen' has one image, which cannot be trained on and held out"):
-        images_from_folder(folder)
+    assert "hen" not in {image.label for image in images_from_folder(folder).valid()}
+    told = "1 label(s) have one item alone, which is not held out: 'hen' ("
+    assert told in capsys.readouterr().err
+    with pytest.raises(RequestError, match="no label has two images, one to validate on: add images, or give --valid-"):
+        images_from_folder(make_folder(tmp_path / "alone", {"cat": 1, "owl": 1}))
 
 
 def test_the_digits_are_halved(monkeypatch):

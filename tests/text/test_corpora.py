@@ -7,16 +7,20 @@ import random
 import re
 import sys
 import types
+from collections import Counter
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.tasks import TASKS
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
+from keras_transformer.training.resolution import settings_of
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -25,10 +29,11 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def corpus_of(folder: Path, pairs: list[corpora.Pair], *more: list[corpora.Pair]) -> corpora.Corpus[corpora.Pair]:
+def corpus_of(folder: Path, pairs: list[corpora.Pair], *more: list[corpora.Pair], seed: int | None = 0) -> Any:
     """The corpus of files with these pairs, and with these for validation."""
     sides = [side for some in (pairs, *more) for side in zip(*some, strict=True)]
-    return corpus_from_files(*(write(folder / f"side {place}", list(lines)) for place, lines in enumerate(sides)))
+    files = (write(folder / f"side {place}", list(lines)) for place, lines in enumerate(sides))
+    return corpus_from_files(*files, seed=seed)
 
 
 @pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
@@ -74,17 +79,39 @@ def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
             corpus_from_files(*files)
 
 
-def test_given_validation_files_are_used_or_the_last_lines_are_held_out(tmp_path, pairs) -> None:
+def test_given_validation_files_are_used_or_lines_are_held_out(tmp_path, pairs) -> None:
     pairs, valid = pairs[:200], pairs[200:205]
     corpus = corpus_of(tmp_path, pairs, valid)
     assert list(corpus.train()) == list(corpus.train()) == pairs and list(corpus.valid()) == valid
     assert corpus.recipe == {}
-    corpus = corpus_of(tmp_path, pairs)
+    corpus = corpus_of(tmp_path, pairs, seed=None)
     assert list(corpus.valid()) == pairs[-10:] and list(corpus.train()) == pairs[:-10]
     pairs[3] = pairs[7] = pairs[-1]  # three times, which would be twelve lines in all
-    corpus = corpus_of(tmp_path, pairs)
+    corpus = corpus_of(tmp_path, pairs, seed=None)
     assert list(corpus.valid()) == pairs[-10:-1]
     assert list(corpus.numbered()) == [(n, pair) for n, pair in enumerate(pairs, 1) if pair not in pairs[-10:-1]]
+
+
+@pytest.mark.parametrize("kind_of", [lambda n: n % 5, lambda n: n % 10, lambda n: n // 200], ids=["5", "10", "sorted"])
+@pytest.mark.parametrize("task", [name for name in TASKS if name != "next-item"])
+def test_every_task_holds_out_a_drawn_share(tmp_path, task, kind_of) -> None:
+    """Lines of several kinds may stand in turns or one kind after the other: each kind has its share."""
+    kinds = [f"kind {kind_of(n)}" for n in range(1_000)]
+    text = str(write(tmp_path / "text", [f"{kind}\tis that of {n}" for n, kind in enumerate(kinds)]))
+    for n, kind in enumerate(kinds if task == "images" else ()):
+        (tmp_path / "images" / kind).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / kind / f"{n}.png").write_text(f"{n}")
+    files = {"translation": {"source": text, "target": text}, "images": {"images": str(tmp_path / "images")}}
+    share, known = 0.05 if task == "translation" else 0.1, list[Any]()
+    for seed in (1, 1, 2, *([] if task in ("images", "classification") else [None])):
+        corpus = TASKS[task].module("training").corpus(settings_of(task)(**files.get(task, {"text": text}), seed=seed))
+        train, valid = ([str(one) for one in part()] for part in (corpus.train, corpus.valid))
+        assert len({*train, *valid}) == len(train + valid) == 1_000 and 880 <= len(train) <= 950
+        counts = Counter(re.findall(r"kind \d+", "".join(sorted({*valid}))))
+        if seed is not None:
+            assert all(counts[kind] >= share * count / 4 for kind, count in Counter(kinds).items()), counts
+        known.append((corpus.identity, valid))
+    assert known[0] == known[1] and len({identity for identity, _ in known}) == len(known) - 1, "a resumed run sees it"
 
 
 @pytest.mark.parametrize("num_different", [2, 30, 3_000])

@@ -1,5 +1,7 @@
 """Labelled text: files, held-out lines, batches."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -17,10 +19,10 @@ def write(path, lines):
     return path
 
 
-def test_every_tenth_line_is_held_out(tmp_path):
+def test_a_tenth_of_each_label_is_held_out(tmp_path):
     corpus = labelled_from_file(write(tmp_path / "text", LINES))
     train, valid = list(corpus.train()), list(corpus.valid())
-    assert ["\t".join(row) for row in valid] == LINES[9::10] and len(train) == 36
+    assert Counter(label for label, _ in valid) == {"odd": 2, "even": 2} and len(train) == 36
     assert sorted("\t".join(row) for row in train + valid) == sorted(LINES)
     lines = [f"{'odd' if n % 2 else 'even'}\ttext number {n % 17}" for n in range(60)] + ["bye\tsee you"] * 20
     equal = labelled_from_file(write(tmp_path / "equal", lines))
@@ -31,18 +33,35 @@ def test_every_tenth_line_is_held_out(tmp_path):
     assert len(list(own.train())) == 40 and len(list(own.valid())) == 2 and own.identity != corpus.identity
 
 
+def test_a_label_of_one_text_is_told_and_trained_on_and_a_header_is_left_out(tmp_path, capsys):
+    rare = [*LINES, "od\ta slip", "once\tsaid twice", "once\tsaid twice"]
+    corpus = labelled_from_file(write(tmp_path / "text", rare))
+    assert {("od", "a slip"), ("once", "said twice")} <= {*corpus.train()} and len(list(corpus.valid())) == 4
+    told = "text: 2 label(s) have one item alone, which is not held out: 'od' (line 41), 'once' (line 43)\n"
+    assert capsys.readouterr().err.endswith(told)
+    write(tmp_path / "many", [*(f"label {n}\ttext {n}" for n in range(9)), *LINES])
+    labelled_from_file(tmp_path / "many", write(tmp_path / "valid", LINES[:2]))
+    assert ": 9 label(s) have one " in (told := capsys.readouterr().err) and told.endswith("(line 5) and 4 more\n")
+    for header in ("label\ttext", "Category\tSentence"):
+        headed = labelled_from_file(write(tmp_path / "headed", [header, *LINES]))
+        assert sorted([*headed.train(), *headed.valid()]) == sorted(tuple(line.split("\t")) for line in LINES)
+        assert capsys.readouterr().err.endswith(f"headed, line 1: {header!r} is taken for a header and left out\n")
+
+
 def test_what_cannot_be_trained_on_is_refused(tmp_path):
     for lines, message in (
         (["a\tb", "no tab"], "line 2: expected a label, a tab and a text; received 'no tab'"),
         (["a\t "], r"line 1: expected a label, a tab and a text; received 'a\\t '"),
-        (["a\tb", "b\tc"], "fewer than 10 lines"),
+        (["a\tb", "b\tc"], "text: no label has two texts, one to validate on: add lines, or give --valid-text"),
+        ([f"text {n}\t{n % 2}" for n in range(20)], r"20 labels of 2 text\(s\): is the first column the label\?"),
         (["a\tb"] * 20, "at least two labels; received one alone, 'a'"),
         (["a\tb", "\x1b[31m\tb"] * 9, r"in a line under 'labels\[0\]'; received '.x1b\[31m': choose another name$"),
         (["a\tb", "b" * 301 + "\tb"] * 9, "at most 300 characters in a line under 'labels"),
-        ([*["a\tx", "c\tx"] * 4, "a\tx", "b\tx"], "the label 'b' is validated on and never trained on"),
     ):
         with pytest.raises(RequestError, match=message):
             labelled_from_file(write(tmp_path / "text", lines))
+    with pytest.raises(RequestError, match="the label 'b' is validated on and never trained on"):
+        labelled_from_file(write(tmp_path / "text", LINES), write(tmp_path / "valid", ["b\tx"]))
 
 
 def test_the_named_text_tells_languages_apart():

@@ -2,6 +2,8 @@
 
 import csv
 import gzip
+import random
+from fractions import Fraction
 
 import pytest
 
@@ -33,6 +35,21 @@ def test_events_are_sorted_by_time_and_a_header_names_the_columns(tmp_path):
         assert read_log(write(tmp_path / "log", f"{user}\t{item}\t{time}", *tsv(*EVENTS))) == EXPECTED
         turned = "\t".join([time, "rating", user.lstrip("\ufeff"), item])
         assert read_log(write(tmp_path / "log", turned, *rows)) == EXPECTED
+
+
+@pytest.mark.parametrize("form", ["{}", "{}.5", "{0[0]}.{0}", "{}e3", "-{}", "{}000"])
+def test_times_of_any_number_of_digits_are_compared_as_they_are_written(tmp_path, form):
+    """Nanoseconds since 1970 have 19 digits, of which a float keeps 16."""
+    draw = random.Random(form)
+    for digits in range(1, 22):
+        first = draw.randrange(10 ** (digits - 1), 10**digits)
+        times = [form.format(str(first + draw.randrange(9))) for _ in range(12)]
+        found = read_log(write(tmp_path / "log", *(f"ann,{place},{time}" for place, time in enumerate(times))))
+        expected = sorted(range(12), key=lambda place: Fraction(times[place]))
+        assert found.histories == [[str(place) for place in expected]]
+    mixed = ["1700000000000000001", "1700000000000000000.5", "17e17", str(2**70), "-1", "1_7"]
+    found = read_log(write(tmp_path / "log", *(f"ann,{time},{time}" for time in mixed)))
+    assert found.histories == [sorted(mixed, key=Fraction)]
 
 
 def test_csv_as_python_writes_it_and_gzip(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
 from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
-from keras_transformer.tasks.language_modelling.corpus import named_text, num_training_lines, text_from_file
+from keras_transformer.tasks.language_modelling.corpus import divided, named_text, text_from_file
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, START, Tokenizer
 from tests.text.plans import batches_of, real
@@ -46,10 +46,13 @@ def test_what_text_cannot_hold_is_replaced_and_a_text_is_tokenised_once(tokenize
 def test_a_tenth_of_the_characters_is_held_out(tmp_path):
     lines = [f"line {number} " + "x" * (number % 7) for number in range(200)]
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    corpus = text_from_file(tmp_path / "text")
-    train, valid = list(corpus.train()), list(corpus.valid())
-    assert train + valid == lines and train == list(corpus.train())
-    assert 0.1 <= sum(map(len, valid)) / sum(map(len, lines)) < 0.12
+    for seed in (None, 0, 1):
+        corpus = text_from_file(tmp_path / "text", seed=seed)
+        train, valid = list(corpus.train()), list(corpus.valid())
+        assert sorted(train + valid) == sorted(lines) and train == list(corpus.train())
+        assert 0.08 <= sum(map(len, valid)) / sum(map(len, lines)) < 0.12
+        assert (train + valid == lines) == (seed is None), "without a seed the end is held out"
+        assert all(part == sorted(part, key=lines.index) for part in (train, valid))
     own = text_from_file(tmp_path / "text", tmp_path / "text")
     assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
 
@@ -58,7 +61,11 @@ def test_whole_lines_are_counted():
     expected = ["", "one\n", "one\n", "one\n\n", "one\n\nthree\n", "one\n\nthree\nfour\n"]
     assert [beginning(iter(["one", "", "three", "four"]), most) for most in (0, 1, 4, 5, 6, 99)] == expected
     for sizes, count in (([10] * 10, 9), ([1], 0), ([95, 5], 0), ([5, 95], 1), ([], 0)):
-        assert num_training_lines(["x" * (size - 1) for size in sizes].copy) == count  # each call begins anew
+        lines = ["x" * (size - 1) for size in sizes]
+        train, valid = divided(lines.copy, None)
+        assert (list(train()), list(valid())) == (lines[:count], lines[count:])
+        train, valid = divided(lines.copy, 3)
+        assert sorted([*train(), *valid()]) == sorted(lines) and len(list(valid())) == (len(lines) > 1)
 
 
 def test_texts_that_cannot_be_read_are_refused_and_the_named_one_is_always_the_same(tmp_path):

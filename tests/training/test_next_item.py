@@ -105,7 +105,10 @@ def test_evaluate_tells_recall_and_ndcg_of_a_log(folder, run):
     found, weights = json.loads(out), read_config("learned")["weights"]
     assert status == 0 and found["users"] == 200
     assert (found["recall@10"], found["ndcg@10"]) == pytest.approx((weights["val_recall"], weights["val_ndcg"]))
-    assert found["recall@1"] == found["ndcg@1"] <= found["ndcg@5"] <= found["recall@5"] <= found["recall@20"]
+    assert found["recall@1"] == found["ndcg@1"] <= found["ndcg@5"] <= found["recall@5"] <= found["recall@20"] == 1
+    status, out, err = run("evaluate", "learned", "--log", "other")
+    assert json.loads(out)["unknown"] == 1 and json.loads(out)["recall@20"] < 1
+    assert "1 of 35 last event(s) have items that the model does not know, and count as missed" in err
 
 
 MISUSED = {

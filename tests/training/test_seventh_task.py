@@ -45,7 +45,7 @@ def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
     config = read_config(place / "whole")
     assert (task_of(config), config["labels"]) == ("tagging", ["LIP", "TONGUE", "VOWEL"])
     losses = column(place / "whole", "val_loss")
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     interrupt(str(place / "whole"), str(place / "begun"), 60)
     (left := place / "begun" / "checkpoints" / ".timing-3f2").mkdir()
     assert "resuming at step 30\n" in trained(place, "--resume --out begun", with_graph=True)

@@ -67,16 +67,22 @@ def test_the_steps_within_a_time_are_the_most_that_it_holds():
         assert estimate.seconds(steps) <= seconds or steps == 1
 
 
-def test_small_batches_stand_for_larger_ones_by_their_positions():
-    sizes = np.arange(10, 60)
+@pytest.mark.parametrize("sizes", [np.arange(10, 60), np.full(9, 20), np.array([30]), np.tile([8, 70], 20)], ids=len)
+def test_small_batches_stand_for_larger_ones_and_the_first_of_a_shape_is_not_timed(sizes):
+    """The first time of a shape traces or compiles the step."""
     plan: Any = SimpleNamespace(
         num_batches=lambda epoch: len(sizes),
-        place_after=lambda place: Place(0, place.batch + 1),
+        place_after=lambda place: Place(0, (place.batch + 1) % len(sizes)),
         batch=lambda place: SimpleNamespace(inputs={"source_ids": np.zeros((1, sizes[place.batch]))}),
     )
-    ends = np.cumsum([99.0, *(0.1 * sizes[1:6])])  # the first traces the graph
-    a_position = timing._seconds_a_position(plan, list(ends))
-    assert a_position == pytest.approx(0.1)
+    known, seconds = set[int](), []
+    for place in timing.timed_places(plan, 6):
+        size = int(sizes[place.batch])
+        seconds.append(0.1 * size + (99 if size not in known else 0))
+        known.add(size)
+    for num_steps in (2, 3, 12):  # the time may be over before
+        a_position = timing._seconds_a_position(plan, np.cumsum(seconds[:num_steps]).tolist())
+        assert a_position == pytest.approx(0.1)
     assert a_position * timing._mean_positions(plan) == pytest.approx(0.1 * sizes.mean())
 
 

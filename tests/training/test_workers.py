@@ -230,7 +230,7 @@ def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
         with pytest.raises(devices.WorkerLost):
             run.train({**given, **more})
     same, seed, text = (json.loads(json.dumps(call.args[0])) for call in met.call_args_list)
-    assert {name for name in same if same[name] != seed[name]} == {"--seed"}
+    assert {name for name in same if same[name] != seed[name]} == {"--seed", "text with SHA-256"}, "it draws, too"
     assert {name for name in same if same[name] != text[name]} == {"text with SHA-256"}
     assert not {"--source", "--devices", "--threads", "--out"} & same.keys()
 

@@ -7,16 +7,20 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, say
 from keras_transformer.options import Config
 from keras_transformer.run_config import require_readable
-from keras_transformer.text.corpora import Corpus, whole_groups
+from keras_transformer.text.corpora import Corpus, stratified, tell_of_single_labels, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
 
 Labelled = tuple[str, str]  # label, text
 
-HELD_OUT_EVERY = 10  # without validation text, one line in this many is held out
+HELD_OUT_SHARE = 0.1  # per label, without validation text
+HELD_OUT_EVERY = 10  # one line in this many was held out before lines were drawn
+# What a header may call the columns, in any capitals.
+LABEL_NAMES = {"label", "labels", "class", "category", "target", "intent", "sentiment", "topic"}
+TEXT_NAMES = {"text", "texts", "sentence", "content", "review", "comment", "document", "utterance"}
 LANGUAGES = ("cs", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "sv", "tr")
 TRAINED_NUMBERS, HELD_OUT_NUMBERS = 1_500, 200  # in each language
 
@@ -37,33 +41,33 @@ RECIPES = {"number-languages": NUMBERS_RECIPE}
 
 
 def labelled_from_file(
-    text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None
+    text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None, seed: int | None = 0
 ) -> Corpus[Labelled]:
     """The user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
 
-    Without validation text every tenth line is a candidate to be held out, with all lines that equal it; see
-    `whole_groups`.
+    A first line that names the columns, such as `label` and `text`, is left out. Without validation text a tenth of
+    each label's lines is held out, at least one, with all lines that equal them; the seed draws them (see
+    `stratified`).
+
+    Args:
+        text, valid_text: the files.
+        seed: the same seed holds out the same lines of a text. None takes every tenth line, as runs of before did.
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, a line has no label, there is one label alone,
-            or a label of the validation is never trained on; or see `require_readable`.
+            there are more labels than texts, no label has two texts, or a label of the validation is never trained on;
+            or see `require_readable`.
     """
-    rows = list(_rows_of(text))
+    numbered = dict(_rows_of(text, seed is not None))
+    rows = train = [*numbered.values()]
+    _check_labels(numbered, text)
     if valid_text is None:
-        candidates = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        if not candidates:
-            raise RequestError(f"{text} has fewer than {HELD_OUT_EVERY} lines: add lines, or give --valid-text")
-        # A label of one text, however often it stands there, is trained on.
-        num_texts = Counter(label for label, _ in set(rows))
-        several = [row for row in candidates if num_texts[row[0]] > 1]
-        held_out = whole_groups(several or candidates, Counter(rows), len(candidates))
+        held_out = _held_out(rows, seed)
         train, valid = [row for row in rows if row not in held_out], [row for row in rows if row in held_out]
     else:
-        train, valid = rows, list(_rows_of(valid_text))
-    labels = {label for label, _ in rows}
-    if len(labels) < 2:
-        raise RequestError(f"{text}: expected at least two labels; received one alone, {min(labels)!r:.60}")
-    require_readable({"labels": sorted(labels)})
+        valid = [row for _, row in _rows_of(valid_text, seed is not None)]
+    if not valid:
+        raise RequestError(f"{text}: no label has two texts, one to validate on: add lines, or give --valid-text")
     if unknown := sorted({label for label, _ in valid} - {label for label, _ in train}):
         raise RequestError(
             f"{valid_text or text}: the label {unknown[0]!r:.60} is validated on and never trained on: add lines of it"
@@ -72,13 +76,41 @@ def labelled_from_file(
     return Corpus("files", None, None, lambda: iter(train), lambda: iter(valid), identity)
 
 
-def _rows_of(path: str | os.PathLike[str]) -> Iterator[Labelled]:
+def _held_out(rows: list[Labelled], seed: int | None) -> set[Labelled]:
+    """The rows to validate on; see `labelled_from_file`."""
+    if seed is not None:
+        return stratified(rows, HELD_OUT_SHARE, seed)
+    candidates, num_texts = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], Counter(label for label, _ in set(rows))
+    several = [row for row in candidates if num_texts[row[0]] > 1]
+    return whole_groups(several or candidates, Counter(rows), len(candidates))
+
+
+def _check_labels(numbered: dict[int, Labelled], path: str | os.PathLike[str]) -> None:
+    """Raises RequestError for labels that cannot be learned, and warns of those that one text alone has."""
+    labels, texts = ({row[side] for row in numbered.values()} for side in (0, 1))
+    if len(labels) < 2:
+        raise RequestError(f"{path}: expected at least two labels; received one alone, {min(labels)!r:.60}")
+    require_readable({"labels": sorted(labels)})
+    if len(labels) > len(texts):
+        raise RequestError(
+            f"{path}: expected a label, a tab and a text in each line; received {len(labels):,} labels of "
+            f"{len(texts):,} text(s): is the first column the label?"
+        )
+    tell_of_single_labels(((*row, f"line {number}") for number, row in numbered.items()), path)
+
+
+def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tuple[int, Labelled]]:
+    """The number of each line but a header, with its label and its text."""
     number = 0
     for number, line in enumerate(read_lines(path), start=1):
         label, tab, text = line.partition("\t")
         if not tab or not label.strip() or not text.strip():
             raise RequestError(f"{path}, line {number}: expected a label, a tab and a text; received {line!r:.60}")
-        yield label.strip(), text
+        is_header = label.strip().lower() in LABEL_NAMES and text.strip().lower() in TEXT_NAMES
+        if number == 1 and is_header and may_have_header:
+            say(f"{path}, line 1: {line!r:.60} is taken for a header and left out")
+        else:
+            yield number, (label.strip(), text)
     if not number:
         raise RequestError(f"{path} is empty; expected lines of a label, a tab and a text")
 

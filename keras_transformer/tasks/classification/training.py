@@ -49,7 +49,7 @@ def corpus(settings: Settings) -> Corpus[Labelled]:
         RequestError: see `labelled_from_file` and `named_labelled`.
     """
     if settings.text is not None:
-        return labelled_from_file(settings.text, settings.valid_text)
+        return labelled_from_file(settings.text, settings.valid_text, settings.seed)
     return named_labelled(settings.name)
 
 

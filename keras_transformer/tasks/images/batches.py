@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, first_of, warn
 from keras_transformer.files import write_whole
-from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, first_of, pixels_of, read_image
+from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, pixels_of, read_image
 from keras_transformer.text.batch_sampler import EqualPlan
 from keras_transformer.text.feeding import Batch, Place
 from keras_transformer.text.tokenized import mapped

@@ -6,17 +6,16 @@ import hashlib
 import os
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, first_of, warn
 from keras_transformer.options import Config
-from keras_transformer.text.corpora import Corpus, whole_groups
+from keras_transformer.text.corpora import Corpus, stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
@@ -46,7 +45,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 MODES = {1: "L", 3: "RGB"}  # Pillow's name of an image with so many channels
 HELD_OUT_SHARE = 0.1  # per label, if no validation images are given
-NAMED_IN_WARNINGS = 5  # files; the others are counted
 DIGITS_SHARE, DIGITS_SEED = 0.5, 0  # what is held out of the digits: half of each, always the same
 DIGITS_WHITE = 16  # the largest pixel of the digits
 
@@ -141,10 +139,11 @@ def images_from_folder(
 ) -> Corpus[LabelledImage]:
     """The user's own images: a folder with a folder for each label, which holds the images of that label.
 
-    Without validation images a tenth of each label's images is held out, at least one; the seed draws them.
+    Without validation images a tenth of each label's images is held out, at least one; the seed draws them (see
+    `stratified`).
 
     Raises:
-        RequestError: a folder is missing or holds no images, there is one label alone, a label has an image alone, or a
+        RequestError: a folder is missing or holds no images, there is one label alone, no label has two images, or a
             label of the validation is never trained on.
     """
     train = _images_in(Path(images))
@@ -153,10 +152,13 @@ def images_from_folder(
             f"{images}: expected at least two labels, each a folder of images; received one alone, "
             f"{train[0].label!r:.60}"
         )
+    tell_of_single_labels(((image.label, image.sha256, str(image.source)) for image in train), images)
     if valid_images is None:
-        train, valid = stratified(train, HELD_OUT_SHARE, seed)
+        train, valid = _divided(train, HELD_OUT_SHARE, seed)
     else:
         valid = _images_in(Path(valid_images))
+    if not valid:
+        raise RequestError(f"{images}: no label has two images, one to validate on: add images, or give --valid-images")
     if unknown := sorted({image.label for image in valid} - {image.label for image in train}):
         raise RequestError(
             f"{valid_images}: the label {unknown[0]!r:.60} is validated on and never trained on: add images of it to "
@@ -185,7 +187,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
         LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
         for label, image in zip(digits.target, pixels, strict=True)
     ]
-    return _corpus(name, *stratified(images, DIGITS_SHARE, DIGITS_SEED), RECIPES[name])
+    return _corpus(name, *_divided(images, DIGITS_SHARE, DIGITS_SEED), RECIPES[name])
 
 
 def _corpus(
@@ -196,38 +198,14 @@ def _corpus(
     return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, recipe or {})
 
 
-def stratified(
+def _divided(
     images: Sequence[LabelledImage], share: float, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """Divides images so that each label has the same share of both parts, as near as whole images allow.
-
-    Images of a label that are equal, byte for byte, stay together; see `whole_groups`.
-
-    Args:
-        images: at least two of each label that differ.
-        share: how much the second part gets; each label has at least one image in each part.
-        seed: the same seed divides the same images in the same way.
-
-    Returns:
-        Both parts, in the order of `images`.
-
-    Raises:
-        RequestError: a label has an image alone, or copies of it.
-    """
-    counts, held_out, random = Counter(image.label for image in images), set[int](), np.random.default_rng(seed)
-    for label, count in sorted(counts.items()):
-        places = [place for place, image in enumerate(images) if image.label == label]
-        copies = Counter(images[place].sha256 for place in places)
-        if len(copies) < 2:
-            raise RequestError(
-                f"the label {label!r:.60} has one image, which cannot be trained on and held out: add more"
-            )
-        drawn = (images[place].sha256 for place in random.permutation(places))
-        chosen = whole_groups(drawn, copies, round(share * count))
-        held_out.update(place for place in places if images[place].sha256 in chosen)
+    """The images to train on and those held out; see `stratified`. Both stand in the order of `images`."""
+    held_out = stratified([(image.label, image.sha256) for image in images], share, seed)
     parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
-    for place, image in enumerate(images):
-        parts[place in held_out].append(image)
+    for image in images:
+        parts[(image.label, image.sha256) in held_out].append(image)
     return parts
 
 
@@ -263,10 +241,3 @@ def _sha256_of_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RequestError(f"cannot read {path} ({error.strerror or error}); expected an image") from None
-
-
-def first_of(names: Iterable[object]) -> str:
-    """The first names of a list, for a warning, and how many more there are."""
-    listed = [str(name) for name in names]
-    more = len(listed) - NAMED_IN_WARNINGS
-    return ", ".join(listed[:NAMED_IN_WARNINGS]) + (f" and {more} more" if more > 0 else "")

@@ -18,7 +18,7 @@ from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixel
 from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.corpora import Corpus, drawn
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 
@@ -85,16 +85,16 @@ def _check_labels(labels: list[str], train: Pixels, valid: Pixels) -> None:
 
 
 def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
-    """Puts the labels into the configuration, and the first images of validation into the folder."""
+    """Puts the labels into the configuration, and images of validation, as many as it keeps, into the folder."""
     run.config["labels"] = labels
     run.config["model"]["num_labels"] = len(labels)
     run.config["parameters"] = count_parameters(run.config["model"])
     if not run.is_chief:
         return
     write_config(run.folder, run.config)
-    kept = max(1, MAX_KEPT_BYTES // valid.images[0].size)
+    kept = drawn(len(valid.labels), max(1, MAX_KEPT_BYTES // valid.images[0].size))
     with write_whole(run.folder.valid_images) as aside:
-        np.savez_compressed(aside, images=valid.images[:kept], labels=valid.labels[:kept])
+        np.savez_compressed(aside, images=valid.images[kept], labels=valid.labels[kept])
 
 
 def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:

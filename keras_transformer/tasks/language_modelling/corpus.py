@@ -15,7 +15,7 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.options import Config
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
-from keras_transformer.text.corpora import Corpus, Pair
+from keras_transformer.text.corpora import Corpus, Pair, drawn_identity, stratified
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from keras_transformer.tasks.language_modelling.pipeline import Generator
 
 
+Lines = Callable[[], Iterator[str]]  # each call returns a new iterator
 HELD_OUT_SHARE = 0.1  # so much is held out if no validation text is given
+NUM_STRETCHES = 100
 
 # Small, for a text of half a million characters.
 PYDOC_RECIPE: Config = {
@@ -58,10 +60,16 @@ NUM_SAMPLES = 5
 SHOWN_CHARACTERS = 300  # as much of a source is shown among the samples
 
 
-def text_from_file(text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None) -> Corpus[str]:
+def text_from_file(
+    text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None, seed: int | None = 0
+) -> Corpus[str]:
     """The lines of the user's own text, a UTF-8 file, plain or .gz.
 
-    Without validation text the last lines are held out, a tenth of the characters.
+    Without validation text a tenth is held out, see `divided`.
+
+    Args:
+        text, valid_text: the files.
+        seed: the same seed holds out the same lines of a text. None takes the last lines, as runs of before did.
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, or is too short to be divided.
@@ -70,13 +78,10 @@ def text_from_file(text: str | os.PathLike[str], valid_text: str | os.PathLike[s
     if valid_text is not None:
         both = sha256_of([identity, sha256_of(_lines_of(valid_text))])
         return Corpus("files", None, None, lambda: read_lines(text), lambda: read_lines(valid_text), both)
-    count = num_training_lines(lambda: read_lines(text))
-    if not count:
+    train, valid = divided(lambda: read_lines(text), seed)
+    if any(next(lines(), None) is None for lines in (train, valid)):
         raise RequestError(f"{text} has too few lines to hold a tenth out: add lines, or give --valid-text")
-    return Corpus(
-        "files", None, None, lambda: islice(read_lines(text), count), lambda: islice(read_lines(text), count, None),
-        identity,
-    )  # fmt: skip
+    return Corpus("files", None, None, train, valid, drawn_identity(identity, seed))
 
 
 def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -94,14 +99,30 @@ def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
         raise RequestError(f"{path} is empty; expected text")
 
 
-def num_training_lines(lines: Callable[[], Iterable[str]]) -> int:
-    """How many of the first lines are trained on: nine tenths of the characters, line breaks included."""
-    most, seen = (1 - HELD_OUT_SHARE) * sum(len(line) + 1 for line in lines()), 0
-    for number, line in enumerate(lines()):
-        seen += len(line) + 1
-        if seen > most:
-            return number
-    return 0
+def divided(lines: Callable[[], Iterable[str]], seed: int | None) -> tuple[Lines, Lines]:
+    """The lines to train on and those to validate on, about a tenth of the characters, line breaks included.
+
+    A text is cut into a hundred stretches of whole lines, so that held-out lines stand among their neighbours, and
+    still come from everywhere: of each ten stretches the seed draws one. Without a seed the last ones are held out.
+    """
+    size = sum(len(line) + 1 for line in lines())
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        seen = 0
+        for line in lines():
+            seen += len(line) + 1
+            yield (seen * NUM_STRETCHES - 1) // size, line
+
+    stretches = sorted({stretch for stretch, _ in numbered()})
+    if seed is None:
+        held_out = {stretch for stretch in stretches if stretch >= (1 - HELD_OUT_SHARE) * NUM_STRETCHES}
+    else:
+        in_tens = [(str(place // 10), stretch) for place, stretch in enumerate(stretches)]
+        held_out = {stretch for _, stretch in stratified(in_tens, HELD_OUT_SHARE, seed)}
+    return (
+        lambda: (line for stretch, line in numbered() if stretch not in held_out),
+        lambda: (line for stretch, line in numbered() if stretch in held_out),
+    )
 
 
 def named_text(name: str) -> Corpus[str]:
@@ -115,9 +136,7 @@ def named_text(name: str) -> Corpus[str]:
     from pydoc_data.topics import topics
 
     lines = "\n\n".join(topics[topic] for topic in sorted(topics)).split("\n")
-    count = num_training_lines(lambda: lines)
-    train, valid = lines[:count], lines[count:]
-    return Corpus(name, "en", "en", lambda: iter(train), lambda: iter(valid), sha256_of(lines), RECIPES[name])
+    return Corpus(name, "en", "en", *divided(lambda: lines, None), sha256_of(lines), RECIPES[name])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS, G
 # A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
-from keras_transformer.text.corpora import Corpus, corpus_from_files
+from keras_transformer.text.corpora import Corpus, corpus_from_files, drawn
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
@@ -67,7 +67,8 @@ def corpus(settings: Settings) -> Corpus[Any]:
         RequestError: see `corpus_from_files`, `text_from_file` and `named_text`.
     """
     if settings.source is not None and settings.target is not None:
-        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+        own = (settings.source, settings.target, settings.valid_source, settings.valid_target)
+        return corpus_from_files(*own, seed=settings.seed)
     return corpus_of_text(settings)
 
 
@@ -78,7 +79,7 @@ def corpus_of_text(settings: Settings) -> Corpus[str]:
         RequestError: see `text_from_file` and `named_text`.
     """
     if settings.text is not None:
-        return text_from_file(settings.text, settings.valid_text)
+        return text_from_file(settings.text, settings.valid_text, settings.seed)
     return named_text(settings.name)
 
 
@@ -105,8 +106,10 @@ def prepare_prose(run: Run, cache: Path, num_replicas: int) -> Prose:
     say(f"{run.corpus.name}: {len(train):,} tokens, {len(valid):,} for validation")
     length, budget = settings.context_length, settings.token_budget
     plan = WindowPlan(train, length, budget, settings.seed, num_replicas, settings.accumulate)
-    held_out = valid[:MAX_VALIDATION_TOKENS]
-    return Prose(tokenizer, plan, WindowPlan(held_out, length, budget, num_replicas=num_replicas, shuffle=False))
+    if len(valid) > MAX_VALIDATION_TOKENS:  # windows from everywhere
+        windows = valid[: len(valid) // length * length].reshape(-1, length)
+        valid = windows[drawn(len(windows), max(1, MAX_VALIDATION_TOKENS // length))].reshape(-1)
+    return Prose(tokenizer, plan, WindowPlan(valid, length, budget, num_replicas=num_replicas, shuffle=False))
 
 
 def validation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACT
 from keras_transformer.tasks.masked_tokens.batches import MaskedPlan, MaskedRows
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
+from keras_transformer.text.corpora import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
@@ -48,7 +48,8 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> MaskedText:
     tokenizer = one_tokenizer(run, run.corpus.train, has_mask=True)
     run.config["model"]["num_control_ids"] = MASK + 1
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
-    valid_lines = list(islice((line for line in run.corpus.valid() if line.strip()), MAX_VALIDATION_LINES))
+    valid_lines = [line for line in run.corpus.valid() if line.strip()]
+    valid_lines = [valid_lines[place] for place in drawn(len(valid_lines), MAX_VALIDATION_LINES)]
     if run.is_chief:
         write_text(run.folder.valid_text, beginning(valid_lines, MAX_KEPT_CHARACTERS))
     train = _rows(run.corpus.train(), tokenizer, settings.context_length)

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import COUNT, Command, add_batch_size, add_vector_options, standard_input, write_vectors
-from keras_transformer.errors import RequestError, load_tensorflow, print_result
+from keras_transformer.errors import RequestError, load_tensorflow, print_result, warn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,12 +75,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if not histories:
         raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
     load_tensorflow()
-    from keras_transformer.metrics import mean_figures
+    from keras_transformer.metrics import MISSED, mean_figures
     from keras_transformer.tasks.next_item.pipeline import load_recommender
 
     ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)
     found = {f"{name}@{k}": value for k in EVALUATED_AT for name, value in mean_figures(ranks, k).items()}
-    print_result(json.dumps({"users": len(histories), **found}))
+    if unknown := int((ranks == MISSED).sum()):
+        warn(f"{unknown} of {len(ranks)} last event(s) have items that the model does not know, and count as missed")
+    print_result(json.dumps({"users": len(histories), "unknown": unknown, **found}))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.files import write_text
@@ -23,6 +24,7 @@ from keras_transformer.text.tokenizer import END
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
 MAX_BYTES = 2**28  # the largest file of names
 History = list[str]  # the items of a user, the oldest first
+Time = int | Decimal  # exact: a float of nanoseconds since 1970 is a multiple of 256
 # What a header may call a column, without capitals, underscores, and RecBole's type after a colon.
 COLUMNS = {
     "user": {"user", "userid"},
@@ -128,7 +130,8 @@ def read_log(path: str | os.PathLike[str]) -> Log:
 
     A header names the columns `user`, `item` and `time` (or `user_id`, `item_id`, `movie_id`, `timestamp`, with or
     without RecBole's types, such as `user_id:token`); further columns are not read. Without a header the columns are
-    user, item and time. The events of a user are sorted by time; those of one time stay in the order of the file.
+    user, item and time. The events of a user are sorted by time; those of one time stay in the order of the file. Times
+    are compared as they are written, however many digits they have.
 
     Raises:
         RequestError: the file is missing, empty or unreadable, or a line has no user, item or time. A time is a finite
@@ -136,24 +139,27 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     users: dict[str, int] = {}
     items: dict[str, int] = {}
-    events: list[tuple[array[int], array[float]]] = []  # the events of each user: items and times
+    events: list[tuple[array[int], MutableSequence[Any]]] = []  # the events of each user: items and times
     for user, item, time in _events(path):
         number = users.setdefault(user, len(users))
         if number == len(events):
-            events.append((array("i"), array("d")))
+            events.append((array("i"), array("q")))
         events[number][0].append(items.setdefault(item, len(items)))
-        events[number][1].append(time)
+        try:
+            events[number][1].append(time)
+        except (TypeError, OverflowError):  # no 64-bit integer
+            events[number] = events[number][0], [*events[number][1], time]
     if not users:
         raise RequestError(f"{path} holds no events; expected a line with user, item and time for each")
     names = list(items)
     return Log(list(users), [_by_time(names, *one) for one in events])
 
 
-def _by_time(names: list[str], items: Sequence[int], times: Sequence[float]) -> History:
+def _by_time(names: list[str], items: Sequence[int], times: Sequence[Time]) -> History:
     return [names[items[place]] for place in sorted(range(len(items)), key=times.__getitem__)]
 
 
-def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, float]]:
+def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, Time]]:
     """(user, item, time) of each line but the header and blank lines."""
     lines = read_lines(path)
     first = next(lines, None)
@@ -196,7 +202,7 @@ def _columns(head: list[str], path: str | os.PathLike[str]) -> tuple[int, ...] |
     )
 
 
-def _event(row: list[str], columns: tuple[int, ...], width: int, place: str) -> tuple[str, str, float]:
+def _event(row: list[str], columns: tuple[int, ...], width: int, place: str) -> tuple[str, str, Time]:
     if len(row) != width:
         raise RequestError(f"{place}: expected {width} columns, as in line 1; received {len(row)}")
     user, item, time = (row[column].strip() for column in columns)
@@ -209,14 +215,14 @@ def _event(row: list[str], columns: tuple[int, ...], width: int, place: str) -> 
     return user, item, _time(time, place)
 
 
-def _time(text: str, place: str) -> float:
+def _time(text: str, place: str) -> Time:
     try:
-        time = float(text)
+        return int(text)
     except ValueError:
-        time = math.nan
-    if not math.isfinite(time):
-        raise RequestError(f"{place}: expected a time, a number such as seconds since 1970; received {text!r:.60}")
-    return time
+        with suppress(InvalidOperation):
+            if (time := Decimal(text)).is_finite():
+                return time
+    raise RequestError(f"{place}: expected a time, a number such as seconds since 1970; received {text!r:.60}")
 
 
 def log_from_file(path: str | os.PathLike[str]) -> Corpus[History]:

@@ -123,7 +123,7 @@ class Recommender(Pipeline):
     def ranks(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
         """The rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
 
-        An item that the vocabulary lacks comes after all others.
+        An item that the vocabulary lacks is missed, see `metrics.ranks_of`.
 
         Raises:
             RequestError: a history is empty.

@@ -12,13 +12,13 @@ import numpy as np
 
 from keras_transformer.errors import say, warn
 from keras_transformer.making import count_parameters
-from keras_transformer.metrics import NDCGAt, RecallAt, mean_figures
+from keras_transformer.metrics import MISSED, NDCGAt, RecallAt, mean_figures
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.corpora import Corpus, drawn
 from keras_transformer.text.tokenizer import UNKNOWN
 from keras_transformer.training.callbacks import Ndcg
 from keras_transformer.training.common_settings import Settings
@@ -94,13 +94,13 @@ def ranks(baseline: Baseline, histories: Sequence[Sequence[int]], targets: Seque
     Args:
         baseline: what scores.
         histories: as ids.
-        targets: ids; one below `first` comes after all others.
+        targets: ids; one below `first` is no item, and missed.
         first: the first id of an item.
     """
     found = np.zeros(len(targets), "int32")
     for row, (history, target) in enumerate(zip(histories, targets, strict=True)):
         scores = baseline.scores(history)
-        found[row] = len(scores) if target < first else (scores[first:] >= scores[target]).sum()
+        found[row] = MISSED if target < first else (scores[first:] >= scores[target]).sum()
     return found
 
 
@@ -133,7 +133,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Histories:
     run.config["model"]["vocabulary_size"] = items.vocabulary_size
     run.config["parameters"] = count_parameters(run.config["model"])
     valid = list(run.corpus.valid())
-    valid = valid[:: -(-len(valid) // MAX_VALIDATION_USERS)]
+    valid = [valid[place] for place in drawn(len(valid), MAX_VALIDATION_USERS)]
     if run.is_chief:
         write_config(run.folder, run.config)
     train = [items.encode(history) for history in run.corpus.train()]

@@ -50,7 +50,8 @@ def corpus(settings: Settings) -> Corpus[Pair]:
         RequestError: see `corpus_from_files` and `load_corpus`.
     """
     if settings.source is not None and settings.target is not None:
-        found = corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+        own = (settings.source, settings.target, settings.valid_source, settings.valid_target)
+        found = corpus_from_files(*own, seed=settings.seed)
     else:
         found = load_corpus(settings.name, settings.data_dir)
     known = {side: language for side in SIDES if (language := getattr(settings, side))}
