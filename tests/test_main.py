@@ -71,7 +71,7 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(of, tmp_path, monkeypatc
 
 GARBAGE = {
     "nothing": (b"", 0),
-    "NUL and control characters": (b"\0\none\0t\rwo\n\x01\x02\x1b[0m\n\x7f\n", 4),
+    "control characters": (b"\x03\none\x04t\rwo\n\x01\x02\x1b[0m\n\x7f\n", 4),
     "other line separators": ("one\u2028two\u0085three\x0bfour\x0cfive\x1csix\n".encode(), 1),
     "control symbols": (b"<s> </s> <pad> <unk>\n</s>\n", 2),
     "a byte order mark": (b"\xef\xbb\xbfone\n", 1),

@@ -61,6 +61,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
             assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE", "UTF-16", "UTF-32"])
+def test_a_line_with_nul_is_refused_with_the_encoding_that_it_looks_like(tmp_path, encoding) -> None:
+    told = f"text, line [12]: (.* received NUL.* -f {encoding if encoding[6:] else encoding + 'LE'} -t UTF-8|not UTF-8)"
+    for text in ["two dogs\nin the sea\n", "две собаки\nи кошка\n", "два\nодин\n", "两只狗\n在海里\n", "é\n"]:
+        (tmp_path / "text").write_bytes(text.encode(encoding))
+        with pytest.raises(RequestError, match=told):
+            list(read_lines(tmp_path / "text"))
+    (tmp_path / "text").write_bytes(b"a line\nthis is one of thirty letters\0\n")
+    with pytest.raises(RequestError, match="text, line 2: .* received NUL characters: delete them"):
+        list(read_lines(tmp_path / "text"))
+
+
 def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
     long, one = write(tmp_path / "a.en", ["x"] * 1200), write(tmp_path / "one", ["only"])
     short, same = write(tmp_path / "a.de.gz", ["x"] * 1199), write(tmp_path / "same", ["the same"] * 30)
