@@ -207,7 +207,12 @@ class _ParallelFiles:
         self.identity = sha256_of([source_survey.sha256, target_survey.sha256])
 
     def pairs(self) -> Iterator[Pair]:
-        return zip(read_lines(self.source), read_lines(self.target), strict=True)
+        return _read_pairs(self.source, self.target)
+
+
+def _read_pairs(source: Path, target: Path) -> Iterator[Pair]:
+    """The pairs of two files, without the white space around a line: a model would learn to write it."""
+    return ((one.strip(), other.strip()) for one, other in zip(read_lines(source), read_lines(target), strict=True))
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ def _survey(path: Path) -> _Survey:
     for line in read_lines(path):
         count += 1
         digest.update(line.encode() + b"\n")
-        last.append(line)
+        last.append(line.strip())
     if not count:
         raise RequestError(f"{path} is empty; expected a sentence a line")
     return _Survey(count, digest.hexdigest(), last)
@@ -267,8 +272,8 @@ def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
         f"multi30k:{source}-{target}",
         source,
         target,
-        lambda: zip(read_lines(train[0]), read_lines(train[1]), strict=True),
-        lambda: zip(read_lines(valid[0]), read_lines(valid[1]), strict=True),
+        lambda: _read_pairs(*train),
+        lambda: _read_pairs(*valid),
         identity,
         MULTI30K_RECIPE,
     )

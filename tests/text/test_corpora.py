@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.tasks.classification.corpus import labelled_from_file
+from keras_transformer.tasks.masked_tokens.training import _rows
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
@@ -71,6 +73,15 @@ def test_a_line_with_nul_is_refused_with_the_encoding_that_it_looks_like(tmp_pat
     (tmp_path / "text").write_bytes(b"a line\nthis is one of thirty letters\0\n")
     with pytest.raises(RequestError, match="text, line 2: .* received NUL characters: delete them"):
         list(read_lines(tmp_path / "text"))
+
+
+def test_no_task_learns_the_white_space_around_a_line(tmp_path, tokenizer) -> None:
+    path = write(tmp_path / "text", [f" \u00a0{'ab'[n % 2]}\t baba {n} \u00a0" for n in range(30)])
+    files = corpora.with_more(corpus_from_files(path, path), path, path)
+    for corpus in (files, files.more, labelled_from_file(path)):
+        assert corpus and all(pair == tuple(map(str.strip, pair)) for pair in chain(corpus.train(), corpus.valid()))
+    spaced, plain = (_rows(lines, tokenizer, 9) for lines in (["\u3000baba \u00a0"], ["baba"]))
+    assert spaced.ids(0).tolist() == plain.ids(0).tolist()
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path) -> None:

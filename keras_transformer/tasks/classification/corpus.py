@@ -78,7 +78,7 @@ def _rows_of(path: str | os.PathLike[str]) -> Iterator[Labelled]:
         label, tab, text = line.partition("\t")
         if not tab or not label.strip() or not text.strip():
             raise RequestError(f"{path}, line {number}: expected a label, a tab and a text; received {line!r:.60}")
-        yield label.strip(), text
+        yield label.strip(), text.strip()
     if not number:
         raise RequestError(f"{path} is empty; expected lines of a label, a tab and a text")
 
