@@ -8,6 +8,7 @@ import pytest
 
 from keras_transformer import load_classifier, load_generator
 from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.text.tokenizer import CONTROL_PIECES
 from tests.golden.cases import WORDS, write_lines
 from tests.golden.stored import unpack
 from tests.training.runs import assert_weights_of, begun
@@ -141,7 +142,10 @@ def test_fill_prints_an_object_for_each_line(folder, run, tmp_path):
     source = "ba <mask> fi <mask>\n\nno mask\n" + "<mask> " * 40 + "\n"
     status, out, _ = run("fill", "filling", "--n-best", 3, stdin=source)
     rows = [json.loads(line) for line in out.splitlines()]
-    assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 14]
+    assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 40]
+    assert [best is None for best in rows[3]["fills"]] == [False] * 14 + [True] * 26, "of a context of 16"
+    [best, *_] = json.loads(run("fill", "filling", "--n-best", 99, stdin=source)[1].splitlines()[0])["fills"]
+    assert len(best) == read_config("filling")["model"]["vocabulary_size"] - 5 and not {*CONTROL_PIECES} & {*best}
     assert rows[0]["text"] == "ba <mask> fi <mask>" and all(len(best) == 3 for best in rows[0]["fills"])
     assert out == run("fill", "filling", "--n-best", 3, "--batch-size", 1, stdin=source)[1]
     assert run("fill", "filling", "--n-best", 0, stdin=source)[0] == 2
