@@ -145,17 +145,14 @@ def test_translations_that_are_there_are_not_made_again(untrained, tmp_path, mon
     stream, most = Translator.stream, [25]
 
     def counted(self, lines, *options, **more):
-        def read():
-            for line in lines:
-                if len(translated) >= most[0]:
-                    raise OSError(28, "No space left on device")
-                translated.append(line)
-                yield line
-
-        return stream(self, read(), *options, **more)
+        for line in lines:
+            if len(translated) >= most[0]:
+                raise OSError(28, "No space left on device")
+            translated.append(line)
+            yield from stream(self, [line], *options, **more)
 
     monkeypatch.setattr(Translator, "stream", counted)
-    status, _, err = untrained("--batch-size", 1)  # which reads no line ahead
+    status, _, err = untrained()
     text = tmp_path / "student-text"
     shards = text / "translations"
     assert status == 1 and "No space left" in err

@@ -77,6 +77,9 @@ def test_score_agrees_with_the_run_and_info_tells_it(folder, run):
     assert status == 0 and found["nats_per_token"] == pytest.approx(weights["val_loss"], rel=1e-4)
     assert found["characters"] == found["tokens"] == len((folder / "prose/validation.text").read_text())
     assert found["bits_per_character"] == pytest.approx(found["nats_per_token"] / np.log(2))
+    write_lines(folder / "odd", ["ba 日本"])
+    odd = json.loads(run("score", "prose", "--text", "odd")[1])
+    assert (odd["unread_characters"], odd["bits_per_character"], found["unread_characters"]) == (2, None, 0)
     status, out, _ = run("info", "prose")
     assert status == 0 and 'kind: "language-model"' in out and "val_loss" in out
 

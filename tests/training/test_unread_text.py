@@ -1,7 +1,6 @@
 """Every command that reads text tells what it could not read and what it cut, and refuses what is no UTF-8."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +31,7 @@ READING = {
     ("score", "language-model"): ("--text texts", (), (UNREAD,)),  # in windows: nothing is cut
     ("score", "answers"): ("--source texts --target good", (), (UNREAD, PROMPT)),
     ("classify", "classification"): ("", TEXTS, (UNREAD, CUT)),
-    ("embed", "classification"): ("--out vectors.npy", TEXTS, (UNREAD, CUT)),
-    ("embed", "masked-tokens"): ("--out vectors.npy", TEXTS, (UNREAD, CUT)),
+    **{("embed", run): ("--out vectors.npy", TEXTS, (UNREAD, CUT)) for run in RUNS[3:5]},
     ("fill", "masked-tokens"): ("", [*TEXTS, LONG + "<mask>"], (UNREAD, CUT, "1 mask(s) stand behind the context")),
     ("recommend", "next-item"): ("", ["a0\tnew", "a0\t" * 9], LOG),
     ("embed", "next-item"): ("--out vectors.npy", ["a0\tnew", "a0\t" * 9], LOG),
@@ -75,9 +73,3 @@ def test_what_is_not_read_is_told_with_its_count_and_no_utf_8_refused(run, verb,
     if stdin or wide != given:
         status, out, err = run(verb, task, *wide, stdin=stdin.encode("utf-16-le"))
         assert (status, out) == (2, "") and "iconv -f UTF-16LE -t UTF-8" in err, err
-
-
-def test_no_figure_is_given_of_characters_that_were_not_read(run):
-    for name, unread in {"texts": 3, "good": 0}.items():
-        figures = json.loads(run("score", "language-model", "--text", name)[1])
-        assert figures["unread_characters"] == unread and (figures["bits_per_character"] is None) == bool(unread)
