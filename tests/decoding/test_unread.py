@@ -21,9 +21,7 @@ def told(capsys, texts: list[str], tokenizer: Tokenizer) -> str:
 
 def test_lines_are_counted_and_characters_shown_once_in_a_process(capsys) -> None:
     tokenizer, texts = tokenizer_of(), ["one ჩ two ჩ", "☃ and ჩ", "two", "日本語とか漢字", "", "\u00ad"]
-    said = (
-        "warning: 3 line(s) hold 11 character(s) that the vocabulary cannot read, such as 'ჩ', '☃', '日', "
-    )
+    said = "warning: 3 line(s) hold 11 character(s) that the vocabulary cannot read, such as 'ჩ', '☃', '日', "
     assert told(capsys, texts, tokenizer).startswith(said)
     assert told(capsys, ["ჩ", "☃ two"], tokenizer) == ""
     assert "2 line(s)" in told(capsys, ["ჩ", "ж"], tokenizer)
