@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands import COUNT, FEW, Command, add_engine_options
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Unread
 from keras_transformer.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
@@ -114,6 +113,8 @@ def score_text(arguments: argparse.Namespace) -> None:
     Raises:
         RequestError: the text is empty, or the model answers texts.
     """
+    from keras_transformer.decoding.sentences import Unread  # imports NumPy
+
     lines = list(read_lines(arguments.text))
     if not lines:
         raise RequestError(f"{arguments.text} is empty; expected a text to score")
