@@ -93,7 +93,7 @@ def test_carriage_returns_change_nothing_and_invalid_utf8_is_replaced_and_counte
     _, expected, _ = run("translate", stdin="one\ufffdtwo\none\n\ufffd\n".encode())
     status, out, err = run("translate", stdin=b"one\xfftwo\r\none\n\xc3")
     assert (status, out) == (0, expected)
-    assert err == "warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n"
+    assert err.endswith("warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n")
 
 
 def test_scores_and_alignments_are_columns_and_lists_are_in_the_format_of_moses(run, translator):
