@@ -35,7 +35,7 @@ def texts(tmp_path_factory) -> Path:
     files: dict[str, list[str]] = {
         "text": LINES * 2, "source": sources, "target": targets, "short": targets[1:], "first": first,
         "some": ["ba ba", "do"], "words": ["ba", "do"], "long": ["ba", "the one is " * 20], "blank": ["  ", " "],
-        "prompts": ["lo fi", "", LONG], "labelled": ["yes\tba", "no\tdo", "no\tfi"] * 30,
+        "prompts": ["lo fi", "", LONG], "odd": ["ba 日本"], "labelled": ["yes\tba", "no\tdo", "no\tfi"] * 30,
     }  # fmt: skip
     for name, lines in files.items():
         write_lines(folder / name, lines)
@@ -77,7 +77,6 @@ def test_score_agrees_with_the_run_and_info_tells_it(folder, run):
     assert status == 0 and found["nats_per_token"] == pytest.approx(weights["val_loss"], rel=1e-4)
     assert found["characters"] == found["tokens"] == len((folder / "prose/validation.text").read_text())
     assert found["bits_per_character"] == pytest.approx(found["nats_per_token"] / np.log(2))
-    write_lines(folder / "odd", ["ba 日本"])
     odd = json.loads(run("score", "prose", "--text", "odd")[1])
     assert (odd["unread_characters"], odd["bits_per_character"], found["unread_characters"]) == (2, None, 0)
     status, out, _ = run("info", "prose")
