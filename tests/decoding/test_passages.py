@@ -178,7 +178,7 @@ def test_lines_without_words_are_copied_and_counted(backwards, capsys):
     ]
     assert backwards.translate("Two dogs.\n---\n") == backwards.translate("Two dogs.") + "\n---\n"
     assert found_by(backwards, ["---"], prefixes=["two"])[0][0].score < 0, "it is translated as it is asked for"
-    tagged = Tokenizer.train(["12:30 see www.a.bc two"] * 9, 30, tags=["<2de>"])
+    tagged = Tokenizer.train(["12:30 see www.a.bc two"] * 9, 22, tags=["<2de>"])
     assert apart("<2de> ---", passages_of(tagged, 9))[0].spaces == ["---"]
     assert not any(is_copied(line, tagged) for line in ("42", "12:30", "see www.a.bc", "12 --> 30", "日本 3"))
 
