@@ -12,10 +12,11 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+from weakref import WeakKeyDictionary
 
 from keras_transformer.schema import Schema, number, or_null, printable, shown, whole
 
@@ -71,6 +72,7 @@ def _require(allowed: Schema, arguments: Mapping[str, object]) -> None:
             raise ValueError(f"`{name}` must be {allowed.expected}. Received: {name}={shown(value)}")
 
 
+_TOLD: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 # Set while a `Stopped` is on its way, so that it is raised again if a library swallowed it.
 _pending: Stopped | None = None
 
@@ -96,6 +98,16 @@ def first_of(names: Iterable[object]) -> str:
     listed = [str(name) for name in names]
     more = len(listed) - NAMED_IN_WARNINGS
     return ", ".join(listed[:NAMED_IN_WARNINGS]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def warn_of_news(message: str, of: object, news: Collection[str]) -> None:
+    """Warns, if there is news of something that this process has not told: a run validates the same text again and
+    again.
+    """
+    told = _TOLD.setdefault(of, set())
+    if not told.issuperset(news):
+        warn(message)
+        told.update(news)
 
 
 def _tell(kind: str, message: object) -> None:

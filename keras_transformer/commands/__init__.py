@@ -22,7 +22,7 @@ from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.files import check_there, check_writable, write_whole
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_of
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.lines import read_lines, require_no_nul
 from keras_transformer.training.flags import Parser
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class CommandParser(Parser):
             for path in [given] if isinstance(given, str) else given or []:
                 _check_read(path, str(action.metavar))
         return found, rest
+
 
 def _check_read(path: str, metavar: str) -> None:
     """Raises RequestError unless what a command reads is there. In place of a run an export or a graph passes: the
@@ -212,7 +213,7 @@ class TextLines:
     """Lines of text from a stream of UTF-8 bytes.
 
     A line ends at \\n alone, and a \\r before it is dropped. Invalid bytes become U+FFFD; `num_invalid` counts the
-    lines that had some.
+    lines that had some. A line with NUL is refused, see `require_no_nul`.
     """
 
     def __init__(self, stream: IO[bytes]):
@@ -225,7 +226,8 @@ class TextLines:
             warn(f"{self.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
 
     def __iter__(self) -> Iterator[str]:
-        for line in self.stream:
+        for number, line in enumerate(self.stream, start=1):
+            require_no_nul(line, number, "standard input")
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             try:
                 yield line.decode("utf-8")

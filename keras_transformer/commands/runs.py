@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
 from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
-from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
@@ -110,15 +110,30 @@ def number(text: str | None) -> float:
 
 
 def neighbours(arguments: argparse.Namespace) -> None:
-    """Prints a JSON object for each word: the pieces with the nearest vectors, and their cosines."""
+    """Prints a JSON object for each word: the pieces with the nearest vectors, and their cosines.
+
+    Raises:
+        RequestError: the only word is no piece of the vocabulary.
+        JobError: one of several words is none; the others were answered.
+    """
     load_tensorflow()
     from keras_transformer.decoding.pipelines import load_piece_vectors
 
     vectors = load_piece_vectors(arguments.run)
-    found = {word: vectors.neighbours(word, arguments.count) for word in arguments.words}
-    for word, nearest in found.items():
+    num_unknown = 0
+    for word in arguments.words:
+        try:
+            nearest = vectors.neighbours(word, arguments.count)
+        except RequestError as error:
+            if len(arguments.words) == 1:
+                raise
+            num_unknown += 1
+            warn(str(error))
+            continue
         cosines = {piece: round(cosine, 4) for piece, cosine in nearest}
         print_result(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
+    if num_unknown:
+        raise JobError(f"{num_unknown} of {len(arguments.words)} words are no pieces; the others are answered")
 
 
 def add_neighbours_options(parser: argparse.ArgumentParser) -> None:

@@ -1,23 +1,24 @@
 """From texts to batches of ids.
 
-The texts of a certificate, and a warning of what a vocabulary cannot read, are here too.
+The texts of a certificate are here too, and what is told of texts that a model does not read as they stand: lines that
+are copied, characters without a piece, what is cut.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 from typing import Any, NamedTuple, overload
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, warn, warn_of_news
 from keras_transformer.lengths import longest
 from keras_transformer.text.feeding import size_in_octave
-from keras_transformer.text.lines import is_blank, strings_of
-from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from keras_transformer.text.lines import strings_of
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, UNKNOWN, Tokenizer
 
 Ids = list[int]
 
@@ -45,8 +46,9 @@ ODD_TEXTS = (
     "caf\udce9 \udcff\udcfe \udce2\udc82",
 )
 NUM_SHOWN = 5
-# What was told, by vocabulary: a run validates the same text again and again.
-_TOLD: WeakKeyDictionary[Tokenizer, set[str]] = WeakKeyDictionary()
+TIME = r"(?:\d+:)?\d{1,2}:\d\d[,.]\d{1,3}"
+# A time code of subtitles or lyrics, or a URL.
+NO_PROSE = re.compile(rf"\[?{TIME}(?:\]|\s*-->\s*{TIME}(?:\s.*)?)?|(?:[a-z][a-z\d+.-]*://|www\.)\S+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -216,32 +218,51 @@ def valid(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-class UnreadCharacters:
-    """Counts the lines that hold characters without a piece, which a model reads as unknown.
+def is_copied(line: str, tokenizer: Tokenizer) -> bool:
+    """Whether a line is its own translation: it has no letter and no digit, is a time code or a URL, or would be
+    nothing but unknown tokens.
+    """
+    if not any(map(str.isalnum, line)) or NO_PROSE.fullmatch(line.strip()):
+        return True
+    if not tokenizer.unread(line):
+        return False
+    return {*tokenizer.pieces(tokenizer.encode([line])[0])} <= {SPACE, CONTROL_PIECES[UNKNOWN]}
+
+
+class Unread:
+    """Counts characters without a piece, which a model reads as unknown, and the lines that hold some.
+
+    Whatever reads text counts here, and tells behind the last line.
 
     Args:
         tokenizer: what reads the lines.
+        lines: the first, or all.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, lines: Iterable[str] = ()):
         self.tokenizer = tokenizer
-        self.num_lines = 0
+        self.num_lines = self.num_characters = 0
         self.characters = dict[str, None]()  # in the order in which they came
+        self.look(lines)
 
     def look(self, lines: Iterable[str]) -> None:
         """Looks at further lines."""
         for line in lines:
-            if not is_blank(line) and (unread := self.tokenizer.unread(line)):
+            if unread := self.tokenizer.unread(line):
                 self.num_lines += 1
+                self.num_characters += len(unread)
                 self.characters.update(dict.fromkeys(unread))
 
-    def tell(self) -> None:
-        """Warns of what was counted, if a character is among it that this process has not told of."""
-        told = _TOLD.setdefault(self.tokenizer, set())
-        if not told.issuperset(self.characters):
-            shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
-            warn(
-                f"{self.num_lines} line(s) hold characters that the vocabulary cannot read, such as {shown}; a "
-                "vocabulary with --byte-fallback reads everything"
-            )
-            told.update(self.characters)
+    def tell(self) -> int:
+        """Warns of the characters, if one is among them that this process has not told of; returns their number."""
+        shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
+        told = f"{self.num_lines} line(s) hold {self.num_characters} character(s) that the vocabulary cannot read"
+        mend = "a vocabulary with --byte-fallback reads everything"
+        warn_of_news(f"{told}, such as {shown}; {mend}", self.tokenizer, self.characters)
+        return self.num_characters
+
+
+def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
+    """Warns of sources, or of something else, that were too long."""
+    if num_cut:
+        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")

@@ -266,7 +266,12 @@ class _ParallelFiles:
         self.identity = sha256_of([source_sha256, target_sha256])
 
     def pairs(self) -> Iterator[Pair]:
-        return zip(read_lines(self.source), read_lines(self.target), strict=True)
+        return _read_pairs(self.source, self.target)
+
+
+def _read_pairs(source: Path, target: Path) -> Iterator[Pair]:
+    """The pairs of two files, without the white space around a line: a model would learn to write it."""
+    return ((one.strip(), other.strip()) for one, other in zip(read_lines(source), read_lines(target), strict=True))
 
 
 def _survey(path: Path) -> tuple[int, str]:
@@ -317,8 +322,8 @@ def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
         f"multi30k:{source}-{target}",
         source,
         target,
-        lambda: zip(read_lines(train[0]), read_lines(train[1]), strict=True),
-        lambda: zip(read_lines(valid[0]), read_lines(valid[1]), strict=True),
+        lambda: _read_pairs(*train),
+        lambda: _read_pairs(*valid),
         identity,
         MULTI30K_RECIPE,
     )

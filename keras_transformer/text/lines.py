@@ -17,6 +17,7 @@ from typing import IO, Any
 from keras_transformer.errors import RequestError
 
 MAX_LINE_BYTES = 2**27
+FEWEST_NUL = 32  # in UTF-16 more than one byte in this many is NUL, even of text whose white space alone has some
 UNREADABLE = (OSError, EOFError, zlib.error)  # what reading a file, plain or .gz, raises
 
 
@@ -24,8 +25,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, plain or .gz. A line ends at \\n alone; a \\r before it is dropped.
 
     Raises:
-        RequestError: the file cannot be read or is not UTF-8, or a line is longer than `MAX_LINE_BYTES`. The message
-            names the file and the line.
+        RequestError: the file cannot be read or is not UTF-8, a line has NUL (see `require_no_nul`) or is longer than
+            `MAX_LINE_BYTES`. The message names the file and the line.
     """
     number = 0
     try:
@@ -33,12 +34,36 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
                 if len(line) > MAX_LINE_BYTES:
                     raise RequestError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes; cut the line")
+                require_no_nul(line, number, f"{path}")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
     except UnicodeDecodeError:
         raise RequestError(f"{path}, line {number}: not UTF-8; convert the file, as with iconv") from None
     except UNREADABLE as error:
         raise unreadable(path, error, "a text file", f" after line {number}") from None
+
+
+def require_no_nul(line: bytes, number: int, name: str) -> None:
+    """Raises RequestError if a line of text holds NUL, as letters in UTF-16 and UTF-32 do.
+
+    Args:
+        line: with its line break.
+        number: where it stands, from 1.
+        name: what is read, such as a file.
+    """
+    if b"\0" not in line:
+        return
+    if number > 1:
+        line = b"\n" + line  # the rest of the line break before, if the bytes of a character come in that order
+    looks = {
+        "UTF-16LE": 0 not in line[::2], "UTF-16BE": 0 not in line[1::2],
+        "UTF-32LE": not any(line[3::4]), "UTF-32BE": not any(line[::4]),
+    }  # fmt: skip
+    mend = "delete them, or convert the text if it is in UTF-16"
+    if line.count(0) * FEWEST_NUL > len(line) and True in looks.values():
+        encoding = max(looks, key=looks.__getitem__)
+        mend = f"it looks like {encoding}: convert it, as with iconv -f {encoding} -t UTF-8"
+    raise RequestError(f"{name}, line {number}: expected text in UTF-8; received NUL characters: {mend}")
 
 
 def unreadable(

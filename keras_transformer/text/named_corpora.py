@@ -207,7 +207,7 @@ def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
 
 
 def _one_line(text: bytes) -> str:
-    return " ".join(text.decode("utf-8", "replace").splitlines())
+    return " ".join(text.decode("utf-8", "replace").splitlines()).strip()
 
 
 @functools.cache

@@ -59,7 +59,8 @@ def test_a_picture_of_all_heads_or_some_is_written(run, built_run, translator, t
 def test_a_page_has_the_text_for_its_title_and_pieces_to_switch_to(run, translator, tmp_path):
     out = tmp_path / "look.html"
     options = ["--target", "two", "--attention", "cross", "--out", out]
-    assert run("a dog </script> & a cat", *options)[:2] == (0, f"wrote {out}\n")
+    status, told, _ = run("a dog </script> & a cat", *options)
+    assert status == 0 and "cannot read, such as '<', '/', '>', '&';" in told and told.endswith(f"wrote {out}\n")
     page = out.read_text(encoding="utf-8")
     assert '<h1 dir="auto">a dog &lt;/script&gt; &amp; a cat</h1>' in page
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)

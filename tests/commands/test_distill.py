@@ -145,10 +145,11 @@ def test_translations_that_are_there_are_not_made_again(untrained, tmp_path, mon
     stream, most = Translator.stream, [25]
 
     def counted(self, lines, *options, **more):
-        if len(translated) >= most[0]:
-            raise OSError(28, "No space left on device")
-        translated.extend(lines)
-        return stream(self, lines, *options, **more)
+        for line in lines:
+            if len(translated) >= most[0]:
+                raise OSError(28, "No space left on device")
+            translated.append(line)
+            yield from stream(self, [line], *options, **more)
 
     monkeypatch.setattr(Translator, "stream", counted)
     status, _, err = untrained()

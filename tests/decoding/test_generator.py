@@ -132,7 +132,7 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(generator, capsys):
     ((expected,),) = generator.generate([long[-8:]], 6, GREEDY)
     assert texts(found)[0] == texts(found)[2] == [expected.text] and capsys.readouterr().err == ""
     generator.generate(["the Ω", "Ωcat"], 2, GREEDY)
-    assert capsys.readouterr().err == "warning: 2 piece(s) of the prompts are not in the vocabulary\n"
+    assert "2 line(s) hold 2 character(s) that the vocabulary cannot read, such as 'Ω';" in capsys.readouterr().err
 
 
 def test_wrong_requests_are_refused(generator, answering):

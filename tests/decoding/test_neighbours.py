@@ -57,4 +57,7 @@ def test_the_vectors_of_a_run_are_the_sources(tokenizer, other_tokenizer, tmp_pa
     assert command(["neighbours", run, "dog", "▁cat", "--count", "3"]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["word"] for row in rows] == ["dog", "▁cat"]
+    assert command(["neighbours", run, "dog", "dogcat", "cat", "--count", "3"]) == 1
+    out, err = capfd.readouterr()
+    assert [json.loads(line)["word"] for line in out.splitlines()] == ["dog", "cat"] and "'dogcat', which is cut" in err
     assert rows[0]["neighbours"] == {piece: round(cosine, 4) for piece, cosine in found.neighbours("dog", 3)}

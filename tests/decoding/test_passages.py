@@ -12,7 +12,7 @@ from export.artefacts import Decoding, open_run
 from keras_transformer.decoding.decoder import Decoder, Found
 from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.sentences import is_copied, padded
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText
@@ -178,6 +178,22 @@ def test_the_parts_of_a_long_line_are_translated_apart_and_joined_unless_it_is_t
     short.translate([f"The sea. {'sea' * 60} The sea."])  # a word without a place to split
     split, was_cut = told(capsys)
     assert "1 line(s) were over" in split and was_cut.endswith("were cut")
+
+
+def test_lines_without_words_are_copied_and_counted(backwards, capsys):
+    times = ["00:00:01,000 --> 00:00:04,000", "01:02.500 --> 01:04.000 align:start", "[00:12.34]"]
+    copied = ["♪ ♪", "---", "\u00a0… ", *times, " HTTPS://a.example/b?c=1", "www.example.org", "日本 漢字。"]
+    for options in ({}, {"split": "off"}, {"split": "sentences"}, {"n_best": 2, "num_beams": 2}, {"sampling": True}):
+        found = found_by(backwards, [*copied, "two 日本 ♪"], **options)
+        assert found[:-1] == [[Hypothesis(line, 0.0, 0.0)] for line in copied] and found[-1][0].score < 0
+    assert [line for line in told(capsys) if "copied" in line] == [
+        f"warning: {len(copied)} line(s) were copied: they have no words that the model could translate"
+    ]
+    assert backwards.translate("Two dogs.\n---\n") == backwards.translate("Two dogs.") + "\n---\n"
+    assert found_by(backwards, ["---"], prefixes=["two"])[0][0].score < 0, "it is translated as it is asked for"
+    tagged = Tokenizer.train(["12:30 see www.a.bc two"] * 9, 22, tags=["<2de>"])
+    assert apart("<2de> ---", passages_of(tagged, 9))[0].spaces == ["---"]
+    assert not any(is_copied(line, tagged) for line in ("42", "12:30", "see www.a.bc", "12 --> 30", "日本 3"))
 
 
 def test_a_tag_takes_its_place_once_in_each_part():

@@ -1,6 +1,6 @@
 """Characters that a vocabulary cannot read are counted and told of."""
 
-from keras_transformer.decoding.sentences import UnreadCharacters
+from keras_transformer.decoding.sentences import Unread
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
 
@@ -12,7 +12,7 @@ def tokenizer_of(**options) -> Tokenizer:
 
 
 def told(capsys, texts: list[str], tokenizer: Tokenizer) -> str:
-    unread = UnreadCharacters(tokenizer)
+    unread = Unread(tokenizer)
     unread.look(texts[:1])
     unread.look(texts[1:])
     unread.tell()
@@ -21,7 +21,7 @@ def told(capsys, texts: list[str], tokenizer: Tokenizer) -> str:
 
 def test_lines_are_counted_and_characters_shown_once_in_a_process(capsys) -> None:
     tokenizer, texts = tokenizer_of(), ["one ჩ two ჩ", "☃ and ჩ", "two", "日本語とか漢字", "", "\u00ad"]
-    said = "warning: 3 line(s) hold characters that the vocabulary cannot read, such as 'ჩ', '☃', '日', '本', '語'; a "
+    said = "warning: 3 line(s) hold 11 character(s) that the vocabulary cannot read, such as 'ჩ', '☃', '日', "
     assert told(capsys, texts, tokenizer).startswith(said)
     assert told(capsys, ["ჩ", "☃ two"], tokenizer) == ""
     assert "2 line(s)" in told(capsys, ["ჩ", "ж"], tokenizer)

@@ -86,6 +86,7 @@ UNREADABLE: list[tuple[bytes, str]] = [
     (bytes_of("PNG", NOISE)[:60] + b"\xff" * 40 + bytes_of("PNG", NOISE)[100:], "."),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "it is no image"),
     (bytes_of("TIFF", Image.new("F", (6, 6), 0.5)), "its pixels have 32 bits"),
+    (bytes_of("PNG", Image.fromarray(np.full((6, 6), 4095, "uint16"))), "the brightest is 4095, as if they had 12 or"),
 ]
 
 

@@ -16,10 +16,13 @@ import pytest
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.classification.corpus import labelled_from_file
+from keras_transformer.tasks.masked_tokens.training import _rows
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
+from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.resolution import settings_of
 
 
@@ -64,6 +67,28 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
             with pytest.raises(RequestError, match=message) as error:
                 corpus_from_files(*files)
             assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE", "UTF-16", "UTF-32"])
+def test_a_line_with_nul_is_refused_with_the_encoding_that_it_looks_like(tmp_path, encoding) -> None:
+    told = f"text, line [12]: (.* received NUL.* -f {encoding if encoding[6:] else encoding + 'LE'} -t UTF-8|not UTF-8)"
+    for text in ["two dogs\nin the sea\n", "две собаки\nи кошка\n", "два\nодин\n", "两只狗\n在海里\n", "é\n"]:
+        (tmp_path / "text").write_bytes(text.encode(encoding))
+        with pytest.raises(RequestError, match=told):
+            list(read_lines(tmp_path / "text"))
+    (tmp_path / "text").write_bytes(b"a line\nthis is one of thirty letters\0\n")
+    with pytest.raises(RequestError, match="text, line 2: .* received NUL characters: delete them"):
+        list(read_lines(tmp_path / "text"))
+
+
+def test_no_task_learns_the_white_space_around_a_line(tmp_path) -> None:
+    path = write(tmp_path / "text", [f" \u00a0{'ab'[n % 2]}\t baba {n} \u00a0" for n in range(30)])
+    files = corpora.with_more(corpus_from_files(path, path), path, path)
+    for corpus in (files, files.more, labelled_from_file(path)):
+        assert corpus and all(pair == tuple(map(str.strip, pair)) for pair in chain(corpus.train(), corpus.valid()))
+    tokenizer = Tokenizer.train(["ba\u00a0ba"] * 9, 8)  # which keeps the no-break space
+    spaced, plain = (_rows(lines, tokenizer, 9) for lines in (["\u00a0baba \u00a0"], ["baba"]))
+    assert spaced.ids(0).tolist() == plain.ids(0).tolist()
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from keras_transformer import load_classifier, load_generator
 from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.text.tokenizer import CONTROL_PIECES
 from tests.golden.cases import WORDS, write_lines
 from tests.golden.stored import unpack
 from tests.training.runs import assert_weights_of, begun
@@ -34,7 +35,7 @@ def texts(tmp_path_factory) -> Path:
     files: dict[str, list[str]] = {
         "text": LINES * 2, "source": sources, "target": targets, "short": targets[1:], "first": first,
         "some": ["ba ba", "do"], "words": ["ba", "do"], "long": ["ba", "the one is " * 20], "blank": ["  ", " "],
-        "prompts": ["lo fi", "", LONG], "labelled": ["yes\tba", "no\tdo", "no\tfi"] * 30,
+        "prompts": ["lo fi", "", LONG], "odd": ["ba 日本"], "labelled": ["yes\tba", "no\tdo", "no\tfi"] * 30,
     }  # fmt: skip
     for name, lines in files.items():
         write_lines(folder / name, lines)
@@ -76,6 +77,8 @@ def test_score_agrees_with_the_run_and_info_tells_it(folder, run):
     assert status == 0 and found["nats_per_token"] == pytest.approx(weights["val_loss"], rel=1e-4)
     assert found["characters"] == found["tokens"] == len((folder / "prose/validation.text").read_text())
     assert found["bits_per_character"] == pytest.approx(found["nats_per_token"] / np.log(2))
+    odd = json.loads(run("score", "prose", "--text", "odd")[1])
+    assert (odd["unread_characters"], odd["bits_per_character"], found["unread_characters"]) == (2, None, 0)
     status, out, _ = run("info", "prose")
     assert status == 0 and 'kind: "language-model"' in out and "val_loss" in out
 
@@ -131,8 +134,8 @@ def test_a_run_of_pairs_may_begin_with_one_of_text_and_its_samples_are_answers(f
 
 def test_it_fills_what_the_others_tell(folder):
     found = load_classifier("filling").fill([f"{word} {word} <mask> {word}" for word in WORDS[:6]], num_best=2)
-    assert [best[0].label.strip("▁") for (best,) in found] == WORDS[:6]
-    assert all(best[0].probability > best[1].probability > 0 for (best,) in found)
+    assert [best[0].label.strip("▁") for (best,) in found if best] == WORDS[:6]
+    assert all(best[0].probability > best[1].probability > 0 for (best,) in found if best)
     config = read_config("filling")["model"]
     assert (config["num_control_ids"], config["num_labels"]) == (5, None)
 
@@ -141,7 +144,10 @@ def test_fill_prints_an_object_for_each_line(folder, run, tmp_path):
     source = "ba <mask> fi <mask>\n\nno mask\n" + "<mask> " * 40 + "\n"
     status, out, _ = run("fill", "filling", "--n-best", 3, stdin=source)
     rows = [json.loads(line) for line in out.splitlines()]
-    assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 14]
+    assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 40]
+    assert [best is None for best in rows[3]["fills"]] == [False] * 14 + [True] * 26, "of a context of 16"
+    [best, *_] = json.loads(run("fill", "filling", "--n-best", 99, stdin=source)[1].splitlines()[0])["fills"]
+    assert len(best) == read_config("filling")["model"]["vocabulary_size"] - 5 and not {*CONTROL_PIECES} & {*best}
     assert rows[0]["text"] == "ba <mask> fi <mask>" and all(len(best) == 3 for best in rows[0]["fills"])
     assert out == run("fill", "filling", "--n-best", 3, "--batch-size", 1, stdin=source)[1]
     assert run("fill", "filling", "--n-best", 0, stdin=source)[0] == 2

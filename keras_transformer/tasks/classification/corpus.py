@@ -110,7 +110,7 @@ def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tu
         if number == 1 and is_header and may_have_header:
             say(f"{path}, line 1: {line!r:.60} is taken for a header and left out")
         else:
-            yield number, (label.strip(), text)
+            yield number, (label.strip(), text.strip())
     if not number:
         raise RequestError(f"{path} is empty; expected lines of a label, a tab and a text")
 

@@ -14,14 +14,14 @@ from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, text_attention
 from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.decoding.sentences import UnreadCharacters, padded
-from keras_transformer.errors import RequestError
+from keras_transformer.decoding.sentences import Ids, Unread, padded, warn_of_cuts
+from keras_transformer.errors import RequestError, warn
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
 from keras_transformer.tasks.classification.batches import with_ends
 from keras_transformer.text.lines import strings_of
-from keras_transformer.text.tokenizer import MASK, Tokenizer
+from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -35,6 +35,9 @@ class Prediction(NamedTuple):
 
     label: str
     probability: float
+
+
+Filled = list[list[Prediction] | None]  # for each mask of a text
 
 
 class Classifier(Pipeline):
@@ -105,64 +108,81 @@ class Classifier(Pipeline):
         """
         if not self.labels:
             raise RequestError("expected a model with labels; this one has none: train with --task classification")
-        for some in self._read(lines, batch_size):
-            yield from self._computations.run(LabelProbs(), self._ids(some))[0]
+        for rows in self._read(lines, batch_size):
+            yield from self._computations.run(LabelProbs(), self._ids(rows))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
         """A vector for each text, (N, D) float32: the mean of its states, or what else the model takes for it."""
-        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in self._read(lines, batch_size)]
-        return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+        found = [self._computations.run(Embedding(), self._ids(rows))[0] for rows in self._read(lines, batch_size)]
+        return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *found])
 
-    def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[list[list[Prediction]]]:
-        """For each `<mask>` in each text the likeliest pieces, the best first. A mask stands for one piece.
+    def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[Filled]:
+        """For each `<mask>` in each text the likeliest pieces, the best first. A mask stands for one piece. For a mask
+        behind the context there is None.
 
         Raises:
             RequestError: the model has labels and does not tell pieces, or its vocabulary has no mask.
         """
+        return list(self.stream_fills(lines, num_best, batch_size))
+
+    def stream_fills(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> Iterator[Filled]:
+        """`fill`, which yields while lines come.
+
+        Raises:
+            RequestError: see `fill`.
+        """
         require_whole("num_best", num_best, 1)
         require_masks(not self.labels and self.tokenizer.has_mask)
-        found: list[list[list[Prediction]]] = []
-        for some in in_batches(lines, batch_size):
-            ids = padded([with_ends(self.tokenizer.encode_masked(line), self.model.context_length) for line in some])
-            probs, pieces = self._computations.run(Fills(num_best), ids)
-            found += [
-                [self._predictions(probs[row, place], pieces[row, place]) for place in np.flatnonzero(text == MASK)]
-                for row, text in enumerate(ids)
-            ]
-        return found
+        num_lost = 0
+        for rows in self._read(lines, batch_size, has_masks=True):
+            ids = self._ids(rows)
+            for whole, read, *found in zip(rows, ids, *self._computations.run(Fills(num_best), ids), strict=True):
+                best = [self._predictions(*(each[place] for each in found)) for place in np.flatnonzero(read == MASK)]
+                lost = whole.count(MASK) - len(best)
+                num_lost += lost
+                yield [*best, *[None] * lost]
+        if num_lost:
+            warn(f"{num_lost} mask(s) stand behind the context and are not filled")
 
     def likeliest_pieces(
         self, lines: Iterable[str], num_best: int, batch_size: int = 64
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Probabilities and ids (S, K) of the likeliest pieces at each place of each text, the best first."""
         for some in in_batches(lines, batch_size):
-            ids = self._ids(some)
+            ids = self._ids(self.tokenizer.encode(some))
             probs, pieces = self._computations.run(Fills(num_best), ids)
             for length, *found in zip(np.count_nonzero(ids, axis=1), probs, pieces, strict=True):
                 yield found[0][:length], found[1][:length]
 
     def attention(self, text: str) -> dict[str, Attention]:
         """Where the pieces of a text look: "self", with the start and the end of the text among them."""
-        return text_attention(self.model, self.ids(text), self.tokenizer)
+        ((ids,),) = self._read([text], 1)
+        return text_attention(self.model, with_ends(ids, self.model.context_length), self.tokenizer)
 
     def ids(self, line: str) -> list[int]:
         """The ids of a text, between start and end, as the model takes them."""
         (pieces,) = self.tokenizer.encode([line])
         return with_ends(pieces, self.model.context_length)
 
-    def _read(self, lines: Iterable[str], batch_size: int) -> Iterator[list[str]]:
-        """The lines in batches; behind the last, a warning tells of what the vocabulary cannot read."""
-        unread = UnreadCharacters(self.tokenizer)
+    def _read(self, lines: Iterable[str], batch_size: int, has_masks: bool = False) -> Iterator[list[Ids]]:
+        """The pieces of the lines in batches; behind the last, warnings tell of what cannot be read, or will be cut."""
+        unread, most, num_cut = Unread(self.tokenizer), self.model.context_length - 2, 0
         for some in in_batches(lines, batch_size):
-            unread.look(some)
-            yield some
+            unread.look(line.replace(MASK_PIECE, " ") if has_masks else line for line in some)
+            rows = [*map(self.tokenizer.encode_masked, some)] if has_masks else self.tokenizer.encode(some)
+            num_cut += sum(len(row) > most for row in rows)
+            yield rows
         unread.tell()
+        warn_of_cuts(num_cut, most, "text(s)")
 
     def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
-        return [Prediction(*one) for one in zip(self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)]
+        """The pieces with their probabilities, without control ids, which no text has."""
+        told = zip(ids.tolist(), self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)
+        return [Prediction(piece, probability) for id, piece, probability in told if id >= self.model.num_control_ids]
 
-    def _ids(self, lines: list[str]) -> np.ndarray:
-        return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])
+    def _ids(self, rows: list[Ids]) -> np.ndarray:
+        """int32 (B, S): the pieces of texts between start and end, cut to the context."""
+        return padded([with_ends(row, self.model.context_length) for row in rows])
 
 
 def require_masks(fills: bool) -> None:

@@ -60,7 +60,8 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
     """The pixels of a file, (S, S, channels) uint8.
 
     The first picture of an animation is taken. Transparent pixels are shown on white. An image is turned upright as its
-    EXIF data says, and resized to S × S, whatever its proportions were. Of 16 bits the upper 8 are taken.
+    EXIF data says, and resized to S × S, whatever its proportions were. Of 16 bits the upper 8 are taken, unless the
+    image may have 12 in their place.
 
     Args:
         path: a file in one of `FORMATS`.
@@ -68,8 +69,8 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
         channels: 1 for grey, 3 for colour.
 
     Raises:
-        UnreadableImage: it is no image, is broken or cut off, has pixels of 32 bits, or has more pixels than Pillow
-            takes for safe (`PIL.Image.MAX_IMAGE_PIXELS`).
+        UnreadableImage: it is no image, is broken or cut off, has pixels of 32 bits, or of 16 of which it uses no
+            more than 12, or has more pixels than Pillow takes for safe (`PIL.Image.MAX_IMAGE_PIXELS`).
     """
     try:
         with _filtering, warnings.catch_warnings():
@@ -97,7 +98,11 @@ def _pixels(image: Image.Image, size: int, mode: str) -> np.ndarray:
     if image.mode in ("I", "F"):
         raise UnreadableImage("its pixels have 32 bits, and nothing tells which of them is white")
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
+        pixels = np.asarray(image)
+        if 0 < pixels.max() < 2**12:
+            told = f"its pixels have 16 bits, and the brightest is {pixels.max()}, as if they had 12 or fewer"
+            raise UnreadableImage(f"{told}: scale them, so that white is {2**16 - 1}")
+        image = Image.fromarray((pixels >> 8).astype("uint8"))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -108,19 +108,30 @@ def opened(run: str) -> Generator:
 
 
 def score_text(arguments: argparse.Namespace) -> None:
-    """Prints what a language model says of a whole text."""
-    text, generator = "".join(f"{line}\n" for line in read_lines(arguments.text)), opened(arguments.run)
+    """Prints what a language model says of a whole text.
+
+    Raises:
+        RequestError: the text is empty, or the model answers texts.
+    """
+    from keras_transformer.decoding.sentences import Unread  # imports NumPy
+
+    lines = list(read_lines(arguments.text))
+    if not lines:
+        raise RequestError(f"{arguments.text} is empty; expected a text to score")
+    text, generator = "".join(f"{line}\n" for line in lines), opened(arguments.run)
     if generator.answer_length is not None:
         raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")
+    num_unread = Unread(generator.tokenizer, lines).tell()
     score = generator.score(text)
-    loss = -score.log_prob / score.num_tokens
+    loss, bits = -score.log_prob / score.num_tokens, -score.log_prob / math.log(2) / len(text)
     figures = {
         "log_prob": score.log_prob,
         "tokens": score.num_tokens,
         "characters": len(text),
+        "unread_characters": num_unread,
         "nats_per_token": loss,
         "perplexity": score.perplexity,
-        "bits_per_character": -score.log_prob / math.log(2) / len(text),
+        "bits_per_character": None if num_unread else bits,  # many characters may be one unknown token
     }
     print_result(json.dumps(figures))
 

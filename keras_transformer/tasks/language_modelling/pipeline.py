@@ -19,7 +19,7 @@ from keras_transformer.decoding.computations import TextLogProbs, decoding_of
 from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
 from keras_transformer.decoding.search_options import GREEDY, SearchOptions, require_whole
-from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.decoding.sentences import Ids, Unread, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
 from keras_transformer.options import Config
@@ -27,7 +27,7 @@ from keras_transformer.run_folder import RunFolder, load_model, read_config, rea
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
-from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -119,7 +119,7 @@ class Generator(Pipeline):
 
         Where the context is full, the text goes on from the last half of the context. Of a prompt that does not fit in
         the context, only as much counts. Of a prompt to answer the beginning counts that leaves room for the longest
-        answer. A warning counts the prompts that are cut.
+        answer. Warnings count the prompts that are cut, and what cannot be read.
 
         Args:
             prompts: texts; an empty one lets the model begin.
@@ -155,10 +155,7 @@ class Generator(Pipeline):
     def search(
         self, prompts: Sequence[str], options: SearchOptions, max_tokens: int | None = None
     ) -> list[list[Continuation]]:
-        """Continues or answers each prompt by a search in one context, to its end unless `max_tokens` are fewer.
-
-        Prompts are cut as in `generate`.
-        """
+        """`generate` by a search in one context, to its end unless `max_tokens` are fewer."""
         max_tokens = self.model.context_length if max_tokens is None else max_tokens
         return self.search_ids(self._begun(prompts, max_tokens, options), options, max_tokens)
 
@@ -188,7 +185,9 @@ class Generator(Pipeline):
 
     def score(self, text: str) -> Score:
         """log P of a text, in windows of the context's length, each as if the text began there."""
-        return self.score_ids(np.array(self.tokenizer.encode_text(text), "int32"))
+        ids = self.tokenizer.encode_text(text)
+        Unread(self.tokenizer, text.split("\n")).tell()
+        return self.score_ids(np.array(ids, "int32"))
 
     def score_ids(self, ids: np.ndarray) -> Score:
         """`score` of a text (N,) in ids.
@@ -222,7 +221,8 @@ class Generator(Pipeline):
             raise RequestError(
                 f"expected an answer to each prompt; received {len(prompts)} prompts, {len(answers)} answers"
             )
-        read = self._fitting([self.ids_of_prompt(prompt) for prompt in prompts])
+        read = self._read(prompts)
+        Unread(self.tokenizer, answers).tell()
         added = [[*self.ids_of(answer), END] for answer in answers]
         lengths = [len(one) + len(other) for one, other in zip(read, added, strict=True)]
         if long := sum(length > self.model.context_length for length in lengths):
@@ -240,7 +240,7 @@ class Generator(Pipeline):
         """
         if answer is not None and self.answer_length is None:
             raise RequestError("expected a text alone: this model continues texts, and answers none")
-        (ids,) = self._fitting([self.ids_of_prompt(text)])
+        (ids,) = self._read([text])
         if self.answer_length is not None:
             added = self.search_ids([ids], self._usual_options())[0][0].ids if answer is None else self.ids_of(answer)
             ids = [*ids, *(id for id in added if id != END)]
@@ -262,9 +262,8 @@ class Generator(Pipeline):
         return self.tokenizer.encode([text])[0]
 
     def ids_of_prompt(self, prompt: str) -> Ids:
-        """The ids of a prompt, of any length; behind one to answer stands the separator.
-
-        If the vocabulary puts no start before a text, an empty prompt is the start alone.
+        """The ids of a prompt, of any length; behind one to answer stands the separator. An empty prompt is the start
+        alone if the vocabulary puts none before a text.
         """
         ids = self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
         return ids or [START] * (not self.tokenizer.has_start)
@@ -303,15 +302,14 @@ class Generator(Pipeline):
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
         prompts = list(strings_of(prompts, "prompts"))
-        begun = [self.ids_of_prompt(prompt) for prompt in prompts]
-        if unknown := sum(ids.count(UNKNOWN) for ids in begun):
-            warn(f"{unknown} piece(s) of the prompts are not in the vocabulary")
         if self.answer_length is not None and (blank := sum(map(is_blank, prompts))):
             warn(f"{blank} prompt(s) are blank: their answers mean nothing")
-        return self._fitting(begun)
+        return self._read(prompts)
 
-    def _fitting(self, begun: Sequence[Ids]) -> list[Ids]:
-        """What the model reads of prompts; a warning counts those that are cut."""
+    def _read(self, prompts: Sequence[str]) -> list[Ids]:
+        """What the model reads of prompts; warnings count those that are cut, and what cannot be read."""
+        begun = [self.ids_of_prompt(prompt) for prompt in prompts]
+        Unread(self.tokenizer, prompts).tell()
         fitting = [self.fitting(ids) for ids in begun]
         if cut := sum(map(list.__ne__, begun, fitting)):
             context, answer = self.model.context_length, self.answer_length

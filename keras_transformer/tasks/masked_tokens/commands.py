@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import tee
 
 from keras_transformer.commands import COUNT, Command, add_batch_size, add_engine_options, standard_input
 from keras_transformer.errors import print_result
@@ -13,16 +14,18 @@ from keras_transformer.tasks.classification.commands import EMBED, open_classifi
 
 
 def fill(arguments: argparse.Namespace) -> None:
-    """Prints a JSON object for each line of standard input: for each `<mask>` the likeliest pieces."""
+    """Prints a JSON object for each line of standard input: for each `<mask>` the likeliest pieces, or null for one
+    behind the context.
+    """
     from keras_transformer.decoding.computations import Fills
-    from keras_transformer.tasks.classification.pipeline import TASK, in_batches, require_masks
+    from keras_transformer.tasks.classification.pipeline import TASK, require_masks
 
     require_masks(not config_of_kind(RunFolder(arguments.run), TASKS[TASK].kind).get("labels"))
     lines, classifier = standard_input(), open_classifier(arguments, Fills(arguments.n_best))
-    for some in in_batches(lines, arguments.batch_size):
-        for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
-            fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
-            print_result(json.dumps({"text": line, "fills": fills}, ensure_ascii=False))
+    texts, read = tee(lines)
+    for line, masks in zip(texts, classifier.stream_fills(read, arguments.n_best, arguments.batch_size), strict=True):
+        fills = [None if best is None else {piece: round(one, 4) for piece, one in best} for best in masks]
+        print_result(json.dumps({"text": line, "fills": fills}, ensure_ascii=False))
     lines.tell_of_invalid()
 
 

@@ -66,7 +66,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> MaskedText:
 
 
 def _rows(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> MaskedRows:
-    ids = [row for row in tokenizer.encode(list(lines)) if row]
+    ids = [row for row in tokenizer.encode([line.strip() for line in lines]) if row]
     if not ids:
         raise RequestError("expected lines of text to train and to validate on; all of them are blank")
     return MaskedRows(ids, max_length)

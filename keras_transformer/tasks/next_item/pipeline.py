@@ -147,15 +147,20 @@ class Recommender(Pipeline):
         return padded([begun(ids, self.model.context_length) for ids in histories])
 
     def _in_batches(self, histories: Iterable[Sequence[str]], size: int) -> Iterator[list[Ids]]:
-        """Histories as ids, `size` at a time. At the end it warns of the items that the vocabulary lacks."""
+        """Histories as ids, `size` at a time. At the end it warns of items that the vocabulary lacks, and of those that
+        do not fit in the context.
+        """
         require_whole("batch_size", size, 1)
-        iterator, num_unknown = each_of(histories, "histories"), 0
+        iterator, num_unknown, num_cut, most = each_of(histories, "histories"), 0, 0, self.model.context_length - 1
         while some := list(islice(iterator, size)):
             ids = [self.items.encode(history) for history in some]
             num_unknown += sum(map(len, some)) - sum(map(len, ids))
+            num_cut += sum(len(history) > most for history in ids)
             yield ids
         if num_unknown:
             warn(f"{num_unknown} event(s) of the histories are left out: the model does not know their items")
+        if num_cut:
+            warn(f"{num_cut} history(s) have more than {most} items, which the context holds: only the last count")
 
 
 def load_recommender(run: str | os.PathLike[str]) -> Recommender:

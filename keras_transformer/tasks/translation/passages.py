@@ -11,8 +11,8 @@ import regex as re
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length
-from keras_transformer.errors import warn
+from keras_transformer.decoding.sentences import Ids, Sentence, Unread, batches_by_length, is_copied, warn_of_cuts
+from keras_transformer.errors import warn, warn_of_news
 from keras_transformer.lengths import penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
@@ -33,7 +33,7 @@ class Passage:
 
     Args:
         number: the number of the line in the whole stream.
-        texts: what is translated; nothing of a blank line.
+        texts: what is translated; nothing of a line that is blank or copied.
         spaces: what stays as it is: before the first text, behind each text but the last, and behind the last.
         tags: with which each text begins.
         prefix: the text with which the translation of the only text begins.
@@ -60,7 +60,8 @@ class Passage:
 
 
 class Passages:
-    """Takes lines apart, makes them fit the model, and counts those that do not.
+    """Takes lines apart, makes them fit the model, and counts those that do not, those that are copied, and those that
+    hold characters which the vocabulary cannot read.
 
     A line is taken apart only where its one translation is asked for: with n-best lists, alignments, or a prefix, it
     stays whole.
@@ -86,7 +87,8 @@ class Passages:
         self.most, self.split, self.learned = most - len(direction.source), options.split, learned
         self.direction = direction
         self.joins = self.split != "off" and options.n_best == 1 and not options.alignments
-        self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
+        self.unread = [*map(Unread, tokenizers)]
+        self.num_copied = self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
 
     def taken_apart(self, numbered: Iterable[tuple[int, tuple[str, str]]]) -> list[Passage]:
         """The passages of numbered (line, prefix) pairs."""
@@ -99,6 +101,11 @@ class Passages:
         tags = line.removesuffix(text)
         if not tags.strip():
             text, tags = line, ""
+        for unread, read in zip(self.unread, (text, prefix), strict=True):
+            unread.look([read])
+        if not is_blank(text) and is_blank(prefix) and is_copied(text, self.tokenizer):
+            self.num_copied += 1
+            return Passage(number, [], [_on_one_line(text)])
         whole = Passage(number, [text], ["", ""], tags, prefix)
         if self.split != "sentences" or is_blank(text):
             return whole
@@ -179,14 +186,16 @@ class Passages:
             texts = found[place : place + len(passage.texts)]
             place += len(texts)
             if not texts:
-                yield [Hypothesis("", 0.0, 0.0)]
+                yield [Hypothesis(passage.spaces[0], 0.0, 0.0)]
             elif len(texts) == 1 and not any(passage.spaces):
                 yield texts[0]
             else:
                 yield [_one([best for best, *_ in texts], passage.spaces)]
 
     def tell(self) -> None:
-        """Warns of what was split, cut, or left whole."""
+        """Warns of what was copied, split, cut, left whole, or could not be read."""
+        copied = f"{self.num_copied} line(s) were copied: they have no words that the model could translate"
+        warn_of_news(copied, self.tokenizer, [copied] if self.num_copied else [])
         if self.num_long:
             warn(f"{self.num_long} line(s) were over {self.most} pieces: their parts were translated and joined")
         if self.num_whole:
@@ -194,6 +203,8 @@ class Passages:
         reason = f": {NO_SENTENCES}" if self.num_unsplit else ""
         warn_of_cuts(self.num_cut, self.most, reason=reason)
         warn_of_cuts(self.num_cut_prefixes, self.most, "prefix(es)")
+        for unread in self.unread:
+            unread.tell()
 
 
 class Layout:
@@ -247,12 +258,6 @@ def _one(parts: Sequence[Hypothesis], spaces: Sequence[str]) -> Hypothesis:
         sum(part.log_prob for part in parts),
         (*(id for part in parts for id in part.ids if id != END), *((END,) if has_ended else ())),
     )
-
-
-def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
-    """Warns of sources, or of something else, that were too long."""
-    if num_cut:
-        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")
 
 
 def translations(

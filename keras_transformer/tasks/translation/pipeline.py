@@ -18,14 +18,14 @@ from keras_transformer.decoding.pipelines import Hypothesis as Hypothesis
 from keras_transformer.decoding.pipelines import Score as Score
 from keras_transformer.decoding.search_options import SearchOptions as SearchOptions
 from keras_transformer.decoding.search_options import own_search, require_whole
-from keras_transformer.decoding.sentences import Ids, Sentence, UnreadCharacters, with_prefixes
+from keras_transformer.decoding.sentences import Ids, Sentence, Unread, warn_of_cuts, with_prefixes
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.languages import Direction, chosen, direction_of
-from keras_transformer.tasks.translation.passages import Layout, Passages, translations, warn_of_cuts
+from keras_transformer.tasks.translation.passages import Layout, Passages, translations
 from keras_transformer.tasks.translation.saving import write_translator
 from keras_transformer.text.lines import is_blank, string_of, strings_of
 from keras_transformer.text.splitting import LearnedText
@@ -203,7 +203,8 @@ class Translator(Pipeline):
             The translations of each line, in the order of the lines. There are `options.n_best` of them, fewer where
             fewer exist. A search yields the best first, and those that were cut at their limit behind those that
             finished; samples come in the order in which they were drawn. A line that is blank, or made of control
-            characters alone, has one translation: the empty text with score 0.
+            characters alone, has one translation: the empty text with score 0. A line that `is_copied` and has no
+            prefix has itself with score 0; a warning counts such lines.
 
         Raises:
             RequestError: there are not as many prefixes as lines, or `lines` or `prefixes` are no list of strings.
@@ -213,15 +214,12 @@ class Translator(Pipeline):
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
         passages = Passages(self.tokenizers, self.max_source_length, options, self.learned_text, self.direction)
-        unread = UnreadCharacters(self.source_tokenizer)
         while ahead := list(islice(numbered, num_ahead)):
-            unread.look(line for _, (line, _) in ahead)
             fitted, sentences = passages.fitted(passages.taken_apart(ahead))
             num_lines = sum(len(passage.texts) for passage in fitted)
             found = translations(self.decoder, self.target_tokenizer, num_lines, sentences, options)
             yield from passages.joined(fitted, found)
         passages.tell()
-        unread.tell()
 
     def search_ids(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
         """`stream` with ids: each source of at most `max_source_length`, with its tag and without an end."""
@@ -240,6 +238,7 @@ class Translator(Pipeline):
             raise RequestError(
                 f"expected a target for each source; received {len(source_ids)} sources, {len(target_ids)} targets"
             )
+        Unread(self.target_tokenizer, targets).tell()
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         rows = [[*self.direction.target, *ids, END] for ids in target_ids]
         return scores_of(self.log_probs, source_ids, rows, lengths, batch_size)
@@ -254,8 +253,7 @@ class Translator(Pipeline):
         """Translates the sources and compares the translations with the references (sacreBLEU: Post 2018, 1804.08771).
 
         Args:
-            sources: sentences.
-            references: a correct translation of each.
+            sources, references: sentences, and a correct translation of each.
             options: how to translate.
             tokenize: sacreBLEU's tokenizer for BLEU, such as "intl"; by default the target language's, mostly "13a".
 
@@ -287,10 +285,11 @@ class Translator(Pipeline):
             raise RequestError("expected a text; received a blank one")
         model, (source,) = self.model, self._source_ids([text])
         if target is None:
-            [[best]] = self.n_best([text], split="off")
+            [[best]] = self.search_ids([source], self.search_options())
             written = [id for id in best.ids if id != END]
         else:
             written = self.direction.target + self.target_tokenizer.encode([target])[0]
+            Unread(self.target_tokenizer, [target]).tell()
         return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     @property
@@ -334,8 +333,9 @@ class Translator(Pipeline):
         write_translator(folder, self.model, self.tokenizers, languages, validation, overwrite, own, sentences)
 
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
-        """The pieces of sources, cut where they are too long; a warning counts those."""
+        """The pieces of sources, cut where they are too long; warnings count those, and what cannot be read."""
         encoded = [self.direction.source + ids for ids in self.source_tokenizer.encode(lines)]
+        Unread(self.source_tokenizer, lines).tell()
         warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
         return [ids[: self.max_source_length] for ids in encoded]
 

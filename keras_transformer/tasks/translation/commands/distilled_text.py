@@ -106,17 +106,15 @@ class DistilledText:
         """
         making = self._made_of()
         size, num_lines, shards = making["shard_lines"], making["lines"], self._shards(making)
-        missing = self.missing(making)
-        lines = read_lines(source)
-        for shard in range(max(missing, default=-1) + 1):
-            part = list(islice(lines, size))
-            if shard not in missing:
-                continue
+        missing = dict.fromkeys(self.missing(making))
+        found = translated(line for place, line in enumerate(read_lines(source)) if place // size in missing)
+        for shard in missing:
             with write_whole(shards[shard]) as aside, aside.open("w", encoding="utf-8") as file:
-                for best, *_ in translated(part):
+                for best, *_ in islice(found, min(size, num_lines - shard * size)):
                     is_finished = best.ids[-1:] == (END,)
                     file.write(json.dumps([best.text, is_finished], ensure_ascii=False) + "\n")
             say(f"translated {min((shard + 1) * size, num_lines):,} of {num_lines:,} lines")
+        next(found, None)  # behind the last line it tells what was counted
 
     def is_filtered(self, valid_sources: list[str]) -> bool:
         """Whether the text to train on is there, without the sources on which the student validates."""
