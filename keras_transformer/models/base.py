@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import keras
 
@@ -12,7 +14,9 @@ from keras_transformer.fit import ReplicatedFit
 from keras_transformer.layers.layer import Dropout, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
+from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import longest
+from keras_transformer.ops import Tensor
 from keras_transformer.options import Config, home_of
 
 BLOCK_ARGUMENTS = (
@@ -123,16 +127,22 @@ def _stacks(config: Config, dtype: object) -> Config:
     encoder = {"num_layers": encoder_layers, "block": encoder_block, "other_layers": decoder_layers}
     decoder = {"num_layers": decoder_layers, "block": decoder_block, "other_layers": encoder_layers, "is_decoder": True}
     return {
-        "encoder_stack": make_part("stack", config["stack"], dtype, encoder),
-        "decoder_stack": make_part("stack", config["stack"], dtype, decoder),
+        "encoder_stack": _stack(config, dtype, encoder),
+        "decoder_stack": _stack(config, dtype, decoder),
     }
+
+
+def _stack(config: Config, dtype: object, sizes: Config) -> Stack:
+    stack = make_part("stack", config["stack"], dtype, sizes)
+    stack.is_of_model = True
+    return stack
 
 
 def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool) -> Config:
     """Positions, dropout, the only stack of a model, and the norm before it."""
     layers = _positions_and_dropout(config, dtype, max_length)
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
-    layers["stack"] = make_part("stack", config["stack"], dtype, stack)
+    layers["stack"] = _stack(config, dtype, stack)
     return {**layers, "norm": _embedding_norm(config, dtype)}
 
 
@@ -141,8 +151,67 @@ def _block(config: Config) -> Config:
     return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+METHODS = ("encode", "states", "embed", "scores")  # those that `as_layer` marks
+
+
+def as_layer(method: Method) -> Method:
+    """A method of a model, (inputs, training) → a tensor. On a `keras.Input` it is one layer of a functional model."""
+
+    @wraps(method)
+    def call(model: Any, *inputs: object, **named: object) -> Any:
+        if any(isinstance(each, keras.KerasTensor) for each in inputs):
+            return MethodLayer(model, method.__name__)(*inputs, **named)
+        return method(model, *inputs, **named)
+
+    return call  # type: ignore[return-value]
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MethodLayer(keras.layers.Layer):
+    """What a method of a model computes, as a layer: Keras saves it with the model.
+
+    Args:
+        model: the model.
+        method: the name of the method, such as "encode".
+
+    Call arguments:
+        inputs: what the method takes first.
+
+    Returns:
+        What the method returns.
+
+    Raises:
+        ValueError: this method cannot be a layer.
+    """
+
+    def __init__(self, model: Any, method: str, **kwargs: object):
+        super().__init__(autocast=False, **kwargs)
+        if method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}. Received: method={method!r:.60}")
+        self.model = model
+        self.method = method
+        self.built = True
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        return getattr(self.model, self.method)(inputs, training=training)
+
+    def get_config(self) -> Config:
+        return {**super().get_config(), "model": self.model, "method": self.method}  # two such layers share a model
+
+    @classmethod
+    def from_config(cls, config: Config) -> MethodLayer:
+        model = config["model"]
+        is_text = isinstance(model, dict)
+        model = keras.saving.deserialize_keras_object(model) if is_text else type(model).from_config(model.get_config())
+        return cls(**{**config, "model": model})
+
+
 class FamilyModel(ReplicatedFit):
     """The base of the models.
+
+    A model is made of layers of Keras, and so is what it is part of: `fit` trains it, `save` and `load_model` keep it.
+    Its methods `encode`, `states`, `embed` and `scores` may be called on a `keras.Input`.
 
     Args:
         arguments: the model's arguments, see `family.KINDS`.
@@ -169,6 +238,7 @@ class FamilyModel(ReplicatedFit):
             )
         self._config = family.complete(arguments, self.kind)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
+        self.autocast = False  # of ids and pixels: half precision has no id 257
         if self.dtype_policy.quantization_mode is not None:
             raise ValueError(
                 "`dtype` must be a type or a policy of mixed precision: Keras cannot quantize the model's layers. "
@@ -226,12 +296,39 @@ class FamilyModel(ReplicatedFit):
             f"instead, with `--init-from RUN`. Received: rank={rank!r}"
         )
 
+    def taken(self, inputs: Any) -> list[Tensor]:
+        """The tensors of a batch, in the order of `symbolic_batch`.
+
+        Raises:
+            ValueError: the batch is no dictionary of the tensors that the model takes; or one is not of numbers, or has
+                another number of axes.
+        """
+        symbols = self.symbolic_batch()[0]
+        if isinstance(inputs, dict) and inputs.keys() == symbols.keys():
+            tensors = [inputs[name] for name in symbols]
+            if all(map(_is_like, tensors, symbols.values())):
+                return tensors
+        expected, received = (keras.tree.map_structure(_told, each) for each in (symbols, inputs))
+        raise ValueError(f"`inputs` must be {expected}, numbers of any kind. Received: {received!s:.200}")
+
     def arguments(self) -> Config:
         """A complete copy of the arguments that make this model again, without Keras's arguments."""
         return {name: _copy(value) for name, value in self._config.items()}
 
     def get_config(self) -> Config:
         return {**super().get_config(), **self.arguments()}
+
+
+def _is_like(value: Any, symbol: keras.KerasTensor) -> bool:
+    """Whether a value is a tensor of numbers with as many axes as a symbol."""
+    return len(getattr(value, "shape", ())) == len(symbol.shape) and "str" not in str(value.dtype)
+
+
+def _told(value: Any) -> str:
+    """The type and the shape of a tensor; the type of what is none."""
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    return f"{getattr(value.dtype, 'name', value.dtype)} {tuple(value.shape)}"
 
 
 def _copy(value: object) -> Any:
