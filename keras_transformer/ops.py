@@ -105,8 +105,6 @@ def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
 
 def keras_mask(x: Tensor) -> Tensor | None:
     """The mask (B, T) that Keras attached to states (B, T, D), as after `Embedding(mask_zero=True)`; None for none."""
-    if _current.get() is not None:
-        return None
     from keras.src.backend import get_keras_mask  # it has no public name
 
     return get_keras_mask(x)

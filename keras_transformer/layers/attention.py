@@ -243,11 +243,6 @@ class MultiHeadAttention(SelfAttention):
         keys_values = self.project_memory(memory, shared)
         return self.project_query(query, shared), keys_values, attention_mask
 
-    def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores (B, N, T, S)."""
-        _, scores = self.with_scores(query, memory, attention_mask)
-        return scores
-
     @property
     def reads_at_once(self) -> bool:  # type: ignore[override]
         """Whether `step` takes several positions of a prompt. A subclass with another step says so itself."""

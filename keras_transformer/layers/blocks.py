@@ -168,11 +168,6 @@ class EncoderBlock(_Block):
         x = self._sublayers(x, attend)
         return x, scores["self"]
 
-    def attention_scores(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores (B, N, S, S)."""
-        _, scores = self.with_scores(x, attention_mask)
-        return scores
-
     def _sublayers(self, x: Tensor, attend: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend, training=training)
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
@@ -296,13 +291,6 @@ class DecoderBlock(_Block):
 
         x = self._sublayers(x, attend_self, attend_memory)
         return x, scores["self"], scores["cross"]
-
-    def attention_scores(
-        self, x: Tensor, memory: Tensor, attention_mask: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The scores of self-attention (B, N, T, T), and of encoder-decoder attention (B, N, T, S)."""
-        _, self_scores, cross_scores = self.with_scores(x, memory, attention_mask, memory_mask)
-        return self_scores, cross_scores
 
     def _sublayers(self, x: Tensor, attend_self: Sublayer, attend_memory: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend_self, training=training)

@@ -14,7 +14,6 @@ from keras_transformer.fit import ReplicatedFit
 from keras_transformer.layers.layer import Dropout, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
-from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import longest
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config, home_of
@@ -127,22 +126,16 @@ def _stacks(config: Config, dtype: object) -> Config:
     encoder = {"num_layers": encoder_layers, "block": encoder_block, "other_layers": decoder_layers}
     decoder = {"num_layers": decoder_layers, "block": decoder_block, "other_layers": encoder_layers, "is_decoder": True}
     return {
-        "encoder_stack": _stack(config, dtype, encoder),
-        "decoder_stack": _stack(config, dtype, decoder),
+        "encoder_stack": make_part("stack", config["stack"], dtype, encoder),
+        "decoder_stack": make_part("stack", config["stack"], dtype, decoder),
     }
-
-
-def _stack(config: Config, dtype: object, sizes: Config) -> Stack:
-    stack = make_part("stack", config["stack"], dtype, sizes)
-    stack.is_of_model = True
-    return stack
 
 
 def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool) -> Config:
     """Positions, dropout, the only stack of a model, and the norm before it."""
     layers = _positions_and_dropout(config, dtype, max_length)
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
-    layers["stack"] = _stack(config, dtype, stack)
+    layers["stack"] = make_part("stack", config["stack"], dtype, stack)
     return {**layers, "norm": _embedding_norm(config, dtype)}
 
 
@@ -201,10 +194,8 @@ class MethodLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: Config) -> MethodLayer:
-        model = config["model"]
-        is_text = isinstance(model, dict)
-        model = keras.saving.deserialize_keras_object(model) if is_text else type(model).from_config(model.get_config())
-        return cls(**{**config, "model": model})
+        model = keras.saving.serialize_keras_object(config["model"])  # a file has it in this form already
+        return cls(**{**config, "model": keras.saving.deserialize_keras_object(model)})
 
 
 class FamilyModel(ReplicatedFit):
@@ -222,6 +213,7 @@ class FamilyModel(ReplicatedFit):
     """
 
     kind: str  # a key of `family.KINDS`
+    takes: tuple[str, ...] = ("ids",)  # the names of the inputs
     license = ""  # the licence of the weights; "" if none is known
 
     def __init_subclass__(cls, **kwargs: object):
@@ -296,6 +288,11 @@ class FamilyModel(ReplicatedFit):
             f"instead, with `--init-from RUN`. Received: rank={rank!r}"
         )
 
+    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
+        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
+        ids, weights = (keras.KerasTensor((None, None), dtype) for dtype in ("int32", "float32"))
+        return dict.fromkeys(self.takes, ids), ids, weights
+
     def taken(self, inputs: Any) -> list[Tensor]:
         """The tensors of a batch, in the order of `symbolic_batch`.
 
@@ -303,11 +300,9 @@ class FamilyModel(ReplicatedFit):
             ValueError: the batch is no dictionary of the tensors that the model takes; or one is not of numbers, or has
                 another number of axes.
         """
-        symbols = self.symbolic_batch()[0]
-        if isinstance(inputs, dict) and inputs.keys() == symbols.keys():
-            tensors = [inputs[name] for name in symbols]
-            if all(map(_is_like, tensors, symbols.values())):
-                return tensors
+        symbols, keys = self.symbolic_batch()[0], inputs.keys() if isinstance(inputs, dict) else ()
+        if keys == symbols.keys() and all(_is_like(inputs[name], symbols[name]) for name in symbols):
+            return [inputs[name] for name in symbols]
         expected, received = (keras.tree.map_structure(_told, each) for each in (symbols, inputs))
         raise ValueError(f"`inputs` must be {expected}, numbers of any kind. Received: {received!s:.200}")
 
@@ -321,14 +316,13 @@ class FamilyModel(ReplicatedFit):
 
 def _is_like(value: Any, symbol: keras.KerasTensor) -> bool:
     """Whether a value is a tensor of numbers with as many axes as a symbol."""
-    return len(getattr(value, "shape", ())) == len(symbol.shape) and "str" not in str(value.dtype)
+    return len(getattr(value, "shape", ())) == len(symbol.shape) and "str" not in _told(value)
 
 
 def _told(value: Any) -> str:
     """The type and the shape of a tensor; the type of what is none."""
-    if not hasattr(value, "shape"):
-        return type(value).__name__
-    return f"{getattr(value.dtype, 'name', value.dtype)} {tuple(value.shape)}"
+    is_tensor = hasattr(value, "shape")
+    return f"{getattr(value.dtype, 'name', value.dtype)} {tuple(value.shape)}" if is_tensor else type(value).__name__
 
 
 def _copy(value: object) -> Any:

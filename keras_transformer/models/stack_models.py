@@ -36,6 +36,7 @@ class StackModel(FamilyModel):
         self.hidden_dim = self._config["hidden_dim"]
         for name, layer in self.make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
+        self.stack.is_of_model = True
         self._build_vectors()
         states = (None, None, self.hidden_dim)
         if self.norm is not None:
@@ -128,14 +129,6 @@ class TokenModel(StackModel):
 
     def _attention_mask(self, inputs: Tensor) -> Tensor:
         return keys_mask(padding_mask(inputs))  # (B, 1, T)
-
-    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
-
-        def symbol(dtype: str) -> keras.KerasTensor:
-            return keras.KerasTensor((None, None), dtype=dtype)
-
-        return {"ids": symbol("int32")}, symbol("int32"), symbol("float32")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

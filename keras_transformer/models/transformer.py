@@ -70,6 +70,7 @@ class Transformer(FamilyModel):
     (1, 2, 37000)
     """
 
+    takes = ("source_ids", "target_ids")
     vocabulary_size: int
     num_layers: int
     num_heads: int
@@ -112,6 +113,7 @@ class Transformer(FamilyModel):
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
+        self.encoder_stack.is_of_model = self.decoder_stack.is_of_model = True
         self._build_layers()
 
     def _set_sizes(self) -> None:
@@ -229,14 +231,6 @@ class Transformer(FamilyModel):
     def _embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
         x = self.positions.embed_target(self.target_embedding(ids), positions)
         return x if self.target_norm is None else self.target_norm(x)
-
-    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
-
-        def symbol(dtype: str) -> keras.KerasTensor:
-            return keras.KerasTensor((None, None), dtype=dtype)
-
-        return {"source_ids": symbol("int32"), "target_ids": symbol("int32")}, symbol("int32"), symbol("float32")
 
 
 class Ensemble:
