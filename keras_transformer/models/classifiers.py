@@ -111,7 +111,7 @@ class Encoder(TokenModel):
             self.head.build((None, self._config["hidden_dim"]))
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.logits_of(self.states(*self.taken(inputs), training=training))
+        return self.logits_of(self.states(self.taken(inputs)[0], training=training))
 
     def logits_of(self, states: Tensor) -> Tensor:
         """States (B, S, D) → the logits that `call` returns."""
@@ -191,6 +191,7 @@ class ImageClassifier(StackModel):
     (3, 10)
     """
 
+    takes = ("images",)
     stem: Any
     class_token: ClassToken
 
@@ -202,9 +203,8 @@ class ImageClassifier(StackModel):
         channels: int = 3,
         **arguments: object,
     ):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
         sizes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_labels": num_labels}
-        super().__init__({**sizes, **arguments}, **layer_arguments)
+        super().__init__({**sizes, **arguments})
         self.num_labels = num_labels
         self.head = None
         if num_labels is not None:
@@ -221,7 +221,7 @@ class ImageClassifier(StackModel):
         return self._config["image_size"], self._config["image_size"], self._config["channels"]
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        x = self.states(*self.taken(inputs), training=training)[:, 0]
+        x = self.states(self.taken(inputs)[0], training=training)[:, 0]
         return x if self.head is None else self.head(x)
 
     def pixels(self, images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class StackModel(FamilyModel):
     """The base of the models of one stack. A model of this base says what its vectors are made of.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`.
+        arguments: the model's arguments, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -30,8 +30,9 @@ class StackModel(FamilyModel):
     norm: keras.layers.Layer | None
     stack: Stack
 
-    def __init__(self, arguments: Config, **kwargs: object):
-        super().__init__(arguments, **kwargs)
+    def __init__(self, arguments: Config):
+        of_keras = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
+        super().__init__(arguments, **of_keras)
         self.num_layers = self._config["num_layers"]
         self.hidden_dim = self._config["hidden_dim"]
         for name, layer in self.make_layers(self._config, self.dtype_policy).items():
@@ -101,9 +102,7 @@ class TokenModel(StackModel):
     output_embedding: TokenEmbedding
 
     def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
-        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
-        super().__init__(given, **layer_arguments)
+        super().__init__({"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments})
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
 
@@ -113,7 +112,7 @@ class TokenModel(StackModel):
         return self.embedding
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.output_embedding.logits(self.states(*self.taken(inputs), training=training))
+        return self.output_embedding.logits(self.states(self.taken(inputs)[0], training=training))
 
     @classmethod
     def make_layers(cls, config: Config, dtype: object) -> Config:
