@@ -230,7 +230,7 @@ class FamilyModel(ReplicatedFit):
             )
         self._config = family.complete(arguments, self.kind)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
-        self.autocast = False  # of ids and pixels: half precision has no id 257
+        self.autocast = False  # half precision has no id 257
         if self.dtype_policy.quantization_mode is not None:
             raise ValueError(
                 "`dtype` must be a type or a policy of mixed precision: Keras cannot quantize the model's layers. "
