@@ -172,9 +172,9 @@ def test_what_a_model_does_not_take_is_refused_by_a_line_that_tells_what_it_take
         keys = "', '".join(rf"{name}': '\w+ \(None, .*\)" for name in right)
         takes = rf"`inputs` must be {{'{keys}'}}, numbers of any kind. Received: "
         others = ([*right.values()], {**right, "mask": x}, {**right, first: x[0]}, {**right, first: x.tolist()})
-        for wrong in (*others, {**right, first: x.astype(str)}):
+        for other in (*others, {**right, first: x.astype(str)}):
             with pytest.raises(ValueError, match="^" + takes):
-                model.taken(wrong)
+                model.taken(other)
         for wrong, told in ((x, r"[\w.]+ \(3, "), ({"input_ids": x}, r"{'input_ids': '[\w.]+ \(3, ")):
             with pytest.raises(ValueError, match=takes + told):
                 model(wrong)
