@@ -58,8 +58,8 @@ def collected() -> Iterator[list[AuxiliaryLoss]]:
 def of_stack(stack: Any, attention_mask: Tensor | None, training: bool) -> Iterator[None]:
     """Lets the layers of a stack report in training.
 
-    If nobody collects, as in Keras's own step of training, the losses become those of the stack, by `add_loss`. They
-    then have the value 0 and their own gradient.
+    If nobody collects, as in Keras's own step of training, the losses become those of the stack, by `add_loss`. In this
+    package's models they then have the value 0 and their own gradient: what `fit` tells is the labels' loss alone.
 
     Args:
         stack: the stack.
@@ -72,7 +72,8 @@ def of_stack(stack: Any, attention_mask: Tensor | None, training: bool) -> Itera
     if outer is not None:
         outer.losses.extend(inner.losses)
     elif inner.losses:
-        stack.add_loss(gradient_alone(total(inner.losses)))
+        loss = total(inner.losses)
+        stack.add_loss(gradient_alone(loss) if stack.is_of_model else loss)
 
 
 def are_collected() -> bool:
@@ -80,20 +81,26 @@ def are_collected() -> bool:
     return _current.get() is not None
 
 
-def report(counts: Tensor, share: Callable[[Tensor], Tensor]) -> None:
-    """Reports an auxiliary loss, see `AuxiliaryLoss`."""
-    collection = _current.get()
-    assert collection is not None, "ask `are_collected` before"
-    collection.losses.append(AuxiliaryLoss(ops.stop_gradient(counts), share))
+def report(layer: Any, counts: Tensor, share: Callable[[Tensor], Tensor]) -> None:
+    """Reports an auxiliary loss, see `AuxiliaryLoss`. Outside of a stack, where nobody collects, the layer adds it."""
+    collection, loss = _current.get(), AuxiliaryLoss(ops.stop_gradient(counts), share)
+    if collection is None:
+        layer.add_loss(total([loss]))
+    else:
+        collection.losses.append(loss)
 
 
 def real_tokens(x: Tensor) -> Tensor:
-    """1 at the real tokens of states (B, T, D) in the stack, 0 at padding: (B, T) float32."""
+    """1 at the real tokens of states (..., D), 0 at padding: (...) float32.
+
+    A stack's mask tells what is padding; outside of a stack Keras's does.
+    """
     collection = _current.get()
+    mask = ops.keras_mask(x)
+    if collection is not None and collection.attention_mask is not None:
+        mask = ops.any(collection.attention_mask, axis=1)
     ones = ops.ones_like(x[..., 0], dtype="float32")
-    if collection is None or collection.attention_mask is None:
-        return ones
-    return ones * ops.cast(ops.any(collection.attention_mask, axis=1), "float32")
+    return ones if mask is None else ones * ops.cast(mask, "float32")
 
 
 def counts_of(losses: list[AuxiliaryLoss]) -> Tensor:

@@ -103,6 +103,13 @@ def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
     return function(positions)
 
 
+def keras_mask(x: Tensor) -> Tensor | None:
+    """The mask (B, T) that Keras attached to states (B, T, D), as after `Embedding(mask_zero=True)`; None for none."""
+    from keras.src.backend import get_keras_mask  # it has no public name
+
+    return get_keras_mask(x)
+
+
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest numbers along the last axis, the largest first, and their places. Of equal numbers the first."""
     if (own := _current.get()) is not None:

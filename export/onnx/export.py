@@ -269,9 +269,9 @@ def _record_once(model: FamilyModel) -> None:
         step_model(run, "float32")
         return
     r = recorder_of(model, "float32")
-    shape = ["batch", *model.image_shape] if model.takes == "images" else ["batch", "length"]
+    shape = ["batch", *model.image_shape] if model.takes == ("images",) else ["batch", "length"]
     with ops.on(r):
-        model.states(r.input(ValueInfo(model.takes, np.int32, shape)))
+        model.states(r.input(ValueInfo(model.takes[0], np.int32, shape)))
 
 
 def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:

@@ -15,6 +15,7 @@ from keras_transformer.layers.attention_ops import (
     Projection,
     Shared,
     are_several,
+    check_mask,
     empty_cache,
     extended,
     grouped,
@@ -42,7 +43,7 @@ class SelfAttention(Layer):
     An attention of few pairs overrides both members. Then nothing is made that is as large as all pairs.
     """
 
-    needs_causal_mask = True  # whether a decoder hides later positions from it by a mask
+    needs_causal_mask = True  # whether a block that decodes hides later positions from it by a mask
     reads_at_once = False  # whether `step` takes several positions of a prompt
 
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
@@ -129,7 +130,7 @@ class MultiHeadAttention(SelfAttention):
         memory: (B, S, D), the source of keys and values. In self-attention it is `query`.
         attention_mask: booleans of three axes that broadcast to (B, T, S); True = visible.
         memory_mask: booleans (B, S), True = visible to every query. If `memory` carries a Keras mask, as after
-            `Embedding(mask_zero=True)`, Keras passes it here. The output carries the mask of `query`.
+            `Embedding(mask_zero=True)`, that is the default. The output carries the mask of `query`.
         shared: the bias and the rotation of positions in self-attention.
 
     Returns:
@@ -236,16 +237,11 @@ class MultiHeadAttention(SelfAttention):
         query, memory, attention_mask, memory_mask, shared = inputs
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
-        attention_mask = joint_mask(attention_mask, memory_mask)
+        attention_mask = joint_mask(attention_mask, ops.keras_mask(memory) if memory_mask is None else memory_mask)
         if query is memory:
             return *self.project_both(query, shared), attention_mask
         keys_values = self.project_memory(memory, shared)
         return self.project_query(query, shared), keys_values, attention_mask
-
-    def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores (B, N, T, S)."""
-        _, scores = self.with_scores(query, memory, attention_mask)
-        return scores
 
     @property
     def reads_at_once(self) -> bool:  # type: ignore[override]
@@ -385,11 +381,7 @@ def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memor
     for name, shape, axes in (("query", query, "(B, T, D)"), ("memory", memory, "(B, S, D)")):
         if len(shape) != 3:
             raise ValueError(f"`{name}` must have three axes, {axes}. Received the shape {tuple(shape)}")
-    if attention_mask is not None and len(attention_mask) != 3:
-        raise ValueError(
-            "`attention_mask` must have three axes, (B, T, S) or what broadcasts to it: give a padding mask (B, S) as "
-            "`keras_transformer.layers.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
-            f"Received the shape {tuple(attention_mask)}"
-        )
+    if attention_mask is not None:
+        check_mask(attention_mask)
     if memory_mask is not None and len(memory_mask) != 2:
         raise ValueError(f"`memory_mask` must have two axes, (B, S). Received the shape {tuple(memory_mask)}")

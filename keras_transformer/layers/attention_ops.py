@@ -5,13 +5,18 @@ This module alone makes masks. They are booleans, True = visible.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 
+FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
 HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
 
 
@@ -38,10 +43,25 @@ def keys_mask(mask: Tensor) -> Tensor:
 
 def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
     """What both masks show: an attention mask (B, T, S) or what broadcasts to it, and a padding mask (B, S)."""
-    if memory_mask is None:
-        return attention_mask
-    visible = keys_mask(memory_mask)  # (B, 1, S)
-    return visible if attention_mask is None else ops.logical_and(attention_mask, visible)
+    return both(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
+
+
+def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """What two attention masks show. None hides nothing."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    check_mask(other.shape)
+    return ops.logical_and(mask, other)
+
+
+def check_mask(shape: Sequence[int | None]) -> None:
+    """Raises ValueError if an attention mask has not three axes: it would broadcast in another way than is meant."""
+    if len(shape) != 3:
+        raise ValueError(
+            "`attention_mask` must have three axes, (B, T, S) or what broadcasts to it: give a padding mask (B, S) as "
+            "`keras_transformer.layers.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
+            f"Received the shape {tuple(shape)}"
+        )
 
 
 class Projection(NamedTuple):
@@ -55,17 +75,26 @@ class Projection(NamedTuple):
 @ops.replaceable
 def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
     """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
-    return [split_heads(ops.product(x, kernel, bias), num_heads) for kernel, bias, num_heads in projections]
+    sizes = ops.shape(x)[:-1]
+    return [split_heads(ops.product(x, kernel, bias), num_heads, sizes) for kernel, bias, num_heads in projections]
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(..., T, N·H) → (..., N, T, H)."""
-    x = ops.reshape(x, (*ops.shape(x)[:-1], num_heads, x.shape[-1] // num_heads))  # (..., T, N, H)
+def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Any] | None = None) -> Tensor:
+    """(..., T, N·H) → (..., N, T, H).
+
+    tf2onnx, by which Keras exports to ONNX, loses a reshape to its input's own sizes, and one that moves an axis of
+    size 1. So `sizes`, (..., T), come from another tensor where the input is a product, and one head moves no axis.
+    """
+    if num_heads == 1:
+        return ops.expand_dims(x, -3)
+    x = ops.reshape(x, (*(sizes or ops.shape(x)[:-1]), num_heads, x.shape[-1] // num_heads))  # (..., T, N, H)
     return ops.swapaxes(x, -2, -3)
 
 
 def joined_heads(x: Tensor) -> Tensor:
     """(..., N, T, H) → (..., T, N·H)."""
+    if x.shape[-3] == 1:
+        return ops.squeeze(x, -3)
     x = ops.swapaxes(x, -2, -3)  # (..., T, N, H)
     return ops.reshape(x, (*ops.shape(x)[:-2], x.shape[-2] * x.shape[-1]))
 
@@ -222,10 +251,13 @@ class Shared:
         bias: (N, T, S) float32, added to the logits; None for no bias. Some attentions take it in another form, see
             `SelfAttention.bias_of`.
         rotation: rotates queries and keys by their positions; None for no rotation.
+        is_masked: whether the attention mask beside it hides later positions already, where a decoder must. A stack
+            makes the mask once for all its blocks.
     """
 
     bias: Tensor | None = None
     rotation: Rotation | None = None
+    is_masked: bool = False
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -242,3 +274,53 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = ops.split(numbers, 2, axis=-1)
     orthogonal = ops.concatenate([-second, first], axis=-1)
     return ops.cast(ops.multiply(numbers, cosines) + ops.multiply(orthogonal, sines), x.dtype)
+
+
+def angles_of(
+    positions: Tensor,
+    size: int,
+    base: float = 10_000.0,
+    interpolation: float = 1.0,
+    stretched: tuple[float, float] | None = None,
+) -> Tensor:
+    """position / base^(2i/size) for each pair i of `size` numbers, without whole turns: (...) → (..., size/2), float32.
+
+    A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
+    numbers here. The first two have so few bits that their products with whole positions below 131,072 are exact, and
+    so are these products without whole turns. Sines and cosines are then right to about 1e-6.
+
+    Args:
+        positions: (...), from 0.
+        size: the number of sines and cosines.
+        base: the longest wavelength is nearly 2π times this number.
+        interpolation: what positions are divided by.
+        stretched: two wavelengths, if not all waves are stretched alike: to the first no wave is, from the second on
+            every wave whole, and between them the frequencies of both are mixed.
+    """
+    positions = ops.expand_dims(ops.expand_dims(ops.cast(positions, "float32"), -1), -1)
+    turns = ops.multiply(positions, _turns_of_a_position(size, base, interpolation, stretched))  # (..., 3, size/2)
+    return ops.sum(turns - ops.round(turns), axis=-2) * (2.0 * math.pi)
+
+
+@lru_cache(maxsize=16)
+def _turns_of_a_position(
+    size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
+) -> np.ndarray:
+    """The turns of each pair in a position: (3, size/2) float32, to be added up."""
+    turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
+    kept: Any = 0.0  # the share of each wave that is not stretched
+    if stretched is not None:
+        most, least = (1.0 / wavelength for wavelength in stretched)
+        kept = np.clip((turns - least) / (most - least), 0.0, 1.0)
+    rest = turns * (kept + (1.0 - kept) / interpolation)
+    summands = []
+    for _ in range(2):
+        mantissa, exponent = np.frexp(rest)
+        summands.append(np.ldexp(np.round(np.ldexp(mantissa, FEW_BITS)), exponent - FEW_BITS))
+        rest = rest - summands[-1]
+    return np.array([*summands, rest], "float32")
+
+
+def in_both_halves(of_pairs: Tensor) -> Tensor:
+    """Numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
+    return ops.concatenate([of_pairs, of_pairs], axis=-1)

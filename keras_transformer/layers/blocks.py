@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from keras_transformer import family
+from keras_transformer import family, ops
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import Shared, keys_mask
+from keras_transformer.layers.attention_ops import Shared, both, causal_mask, keys_mask
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
@@ -20,7 +20,11 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class _Block(Layer):
-    """The configuration of both blocks. Each block makes its own sub-layers."""
+    """The configuration of both blocks, and the mask of self-attention. Each block makes its own sub-layers.
+
+    A block that decodes is causal by itself: no position sees a later one, whatever mask comes. So what `call` and
+    `with_scores` compute of a whole sequence is what `step` computes of its positions, one after the other.
+    """
 
     is_causal = False  # whether no position sees a later one
 
@@ -90,6 +94,13 @@ class _Block(Layer):
         sizes = {"dropout": self.dropout, "norm": self.norm}
         return make_part("residual", self.residual, self.dtype_policy, sizes)
 
+    def _mask(self, x: Tensor, attention_mask: Tensor | None, shared: Shared | None) -> Tensor | None:
+        """The mask of self-attention: what `attention_mask` shows, and no later position if the block decodes."""
+        is_masked = shared is not None and shared.is_masked
+        if is_masked or not (self.is_causal and self.self_attention.needs_causal_mask):
+            return attention_mask
+        return both(causal_mask(ops.shape(x)[1]), attention_mask)
+
     def _inner_norm(self) -> PartConfig | None:
         return self.norm if family.row("residual", self.residual).load().has_inner_norm else None
 
@@ -136,6 +147,8 @@ class EncoderBlock(_Block):
     def call(
         self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None, training: bool = False
     ) -> Tensor:
+        attention_mask = self._mask(x, attention_mask, shared)
+
         def attend(x: Tensor) -> Tensor:
             return self.self_attention(x, x, attention_mask, shared=shared, training=training)
 
@@ -146,6 +159,7 @@ class EncoderBlock(_Block):
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores of self-attention (B, N, S, S)."""
         scores: dict[str, Tensor] = {}
+        attention_mask = self._mask(x, attention_mask, shared)
 
         def attend(x: Tensor) -> Tensor:
             x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
@@ -153,11 +167,6 @@ class EncoderBlock(_Block):
 
         x = self._sublayers(x, attend)
         return x, scores["self"]
-
-    def attention_scores(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores (B, N, S, S)."""
-        _, scores = self.with_scores(x, attention_mask)
-        return scores
 
     def _sublayers(self, x: Tensor, attend: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend, training=training)
@@ -183,7 +192,8 @@ class DecoderBlock(_Block):
     Call arguments:
         x: (B, T, D). If it carries a Keras mask, the block applies it and passes it on, as `EncoderBlock` does.
         memory: (B, S, D), the encoder's output.
-        attention_mask: booleans of three axes that broadcast to (B, T, T); True = visible.
+        attention_mask: booleans of three axes that broadcast to (B, T, T); True = visible. The block itself hides later
+            positions, with and without it.
         memory_mask: booleans of three axes that broadcast to (B, T, S), or a padding mask (B, S). If `memory` carries
             a Keras mask, Keras passes it here.
         shared: the bias and the rotation of positions in self-attention.
@@ -221,7 +231,7 @@ class DecoderBlock(_Block):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        memory_mask = _as_attention_mask(memory_mask)
+        attention_mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
 
         def attend_self(x: Tensor) -> Tensor:
             return self.self_attention(x, x, attention_mask, shared=shared, training=training)
@@ -269,7 +279,7 @@ class DecoderBlock(_Block):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output of `call`, and the scores of self-attention (B, N, T, T) and cross-attention (B, N, T, S)."""
         scores: dict[str, Tensor] = {}
-        memory_mask = _as_attention_mask(memory_mask)
+        attention_mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
 
         def attend_self(x: Tensor) -> Tensor:
             x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
@@ -281,13 +291,6 @@ class DecoderBlock(_Block):
 
         x = self._sublayers(x, attend_self, attend_memory)
         return x, scores["self"], scores["cross"]
-
-    def attention_scores(
-        self, x: Tensor, memory: Tensor, attention_mask: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The scores of self-attention (B, N, T, T), and of encoder-decoder attention (B, N, T, S)."""
-        _, self_scores, cross_scores = self.with_scores(x, memory, attention_mask, memory_mask)
-        return self_scores, cross_scores
 
     def _sublayers(self, x: Tensor, attend_self: Sublayer, attend_memory: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend_self, training=training)
@@ -318,8 +321,8 @@ def _as_attention_mask(memory_mask: Tensor | None) -> Tensor | None:
 class CausalBlock(EncoderBlock):
     """`EncoderBlock` in which no position sees a later one (Liu et al. 2018, arXiv 1801.10198, section 4.2.2).
 
-    `call` takes whole sequences, with a causal mask if the self-attention needs one. `step` takes one position and a
-    cache. Both compute the same.
+    `call` takes whole sequences and hides later positions by itself; an `attention_mask` hides more. `step` takes one
+    position and a cache. Both compute the same.
     """
 
     is_causal = True

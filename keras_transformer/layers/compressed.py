@@ -147,7 +147,8 @@ class CompressedAttention(MultiHeadAttention):
         count = (length + STRIDE - 1) // STRIDE
         x = ops.pad(ops.reshape(x, (*others, length, size)), [*[(0, 0)] * len(others), (0, STRIDE - 1), (0, 0)])
         x = ops.reshape(x[..., : count * STRIDE, :], (*others, count, STRIDE * size))
-        return split_heads(ops.product(x, ops.reshape(kernel, (STRIDE * size, size))), self.num_groups)
+        kernel = ops.reshape(kernel, (STRIDE * size, size))
+        return split_heads(ops.product(x, kernel), self.num_groups, (*others, count))
 
     def _convolution(self, name: str) -> Tensor:
         size = self.num_groups * self.key_dim

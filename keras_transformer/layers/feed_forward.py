@@ -200,7 +200,8 @@ class Experts(_Network):
     In training, the loss gets the load-balancing loss α · E · Σ f · P over the experts: f is the share of the real
     tokens that go through an expert, P is the mean of its probability over the real tokens. The shares sum to k, as in
     Mixtral, so equal probabilities give k · α. For k = 1 this is the loss of Switch (section 2.2). Each layer adds a
-    loss of its own. f and P are those of the whole batch, over all replicas and micro-batches.
+    loss of its own. f and P are those of the whole batch, over all replicas and micro-batches. In a model of your own
+    without a `Stack` the layer adds its loss by `add_loss`, as layers of Keras do.
 
     Args:
         intermediate_dim: F of each expert.
@@ -273,13 +274,14 @@ class Experts(_Network):
     def _bias(self, name: str, size: int) -> Tensor:
         return self.add_weight(name=name, shape=(self.num_experts, 1, size), initializer="zeros")
 
-    def call(self, x: Tensor) -> Tensor:
+    def call(self, x: Tensor, training: bool = False) -> Tensor:
         rows = ops.reshape(x, (-1, x.shape[-1]))  # (R, D)
         probabilities = self.probabilities(rows)
         chosen = self.chosen(probabilities)
         weights = self.weights_of(probabilities, chosen)  # (R, E)
         outputs = self._outputs(rows)  # (E, R, D)
-        self._report(x, probabilities, chosen)
+        if training and self.has_auxiliary_loss:
+            self._report(x, probabilities, chosen)
         weights = ops.expand_dims(ops.cast(ops.transpose(weights), outputs.dtype), -1)  # (E, R, 1)
         return ops.reshape(ops.sum(outputs * weights, axis=0), ops.shape(x))
 
@@ -299,9 +301,7 @@ class Experts(_Network):
         return weights if self.top_k == 1 else weights / ops.sum(weights, axis=-1, keepdims=True)
 
     def _report(self, x: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
-        """Reports the load-balancing loss of states (B, T, D), from what the router gives for each of them (R, E)."""
-        if not self.has_auxiliary_loss or not auxiliary_losses.are_collected():
-            return
+        """Reports the load-balancing loss of states (..., D), from what the router gives for each of them (R, E)."""
         real = ops.reshape(auxiliary_losses.real_tokens(x), (-1, 1))  # (R, 1)
         sums = ops.sum(probabilities * real, axis=0)  # (E,)
 
@@ -310,7 +310,7 @@ class Experts(_Network):
             return self.alpha * self.num_experts * ops.sum(tokens / num_tokens * sums / num_tokens)
 
         tokens = ops.sum(chosen * real, axis=0)  # (E,)
-        auxiliary_losses.report(ops.concatenate([tokens, ops.reshape(ops.sum(real), (1,))]), share)
+        auxiliary_losses.report(self, ops.concatenate([tokens, ops.reshape(ops.sum(real), (1,))]), share)
 
     def _outputs(self, rows: Tensor) -> Tensor:
         """What each expert makes of each row: (R, D) → (E, R, D)."""

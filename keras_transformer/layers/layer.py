@@ -86,14 +86,17 @@ class Layer(Replaceable, keras.layers.Layer):
         raise NotImplementedError(f"{kind} must keep its argument as `self.{argument}`, or define `get_config`")
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class Dropout(Replaceable, keras.layers.Dropout):
     """Keras's own."""
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class Dense(Replaceable, keras.layers.Dense):
     """Keras's own."""
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class Conv2D(Replaceable, keras.layers.Conv2D):
     """Keras's own."""
 

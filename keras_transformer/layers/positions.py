@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.errors import require_at_least, require_positive
-from keras_transformer.layers.attention_ops import Rotation
+from keras_transformer.layers.attention_ops import Rotation, angles_of, in_both_halves
 from keras_transformer.layers.layer import Layer
 from keras_transformer.ops import Tensor
 
-FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
 GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
 
 
@@ -30,10 +28,10 @@ class TokenEmbedding(Layer):
         output_bias, fixed_bias: whether the logits have a bias, and whether training leaves it as it is.
 
     Call arguments:
-        ids: (...) token ids.
+        ids: (...) token ids, numbers of any kind. As in Keras's `Embedding`, a float counts without its fraction.
 
     Returns:
-        (..., D).
+        (..., D). Keras's mask of the ids passes.
 
     Raises:
         ValueError: a size is not positive.
@@ -51,6 +49,8 @@ class TokenEmbedding(Layer):
         self.scale = math.sqrt(hidden_dim) if scale is None else scale
         self.output_bias = output_bias
         self.fixed_bias = fixed_bias
+        self.supports_masking = True
+        self.autocast = False  # half precision has no id 257
 
     def build(self, ids_shape: tuple) -> None:
         self.embeddings = self.add_weight(
@@ -64,7 +64,7 @@ class TokenEmbedding(Layer):
             self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
 
     def call(self, ids: Tensor) -> Tensor:
-        rows = ops.rows(self.embeddings, ids)
+        rows = ops.rows(self.embeddings, as_places(ids))
         return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:
@@ -74,6 +74,11 @@ class TokenEmbedding(Layer):
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+
+def as_places(x: Tensor) -> Tensor:
+    """Numbers of any kind (...) as a lookup takes them: int64 and int32 as they are, others as int32."""
+    return x if keras.backend.standardize_dtype(x.dtype) in ("int32", "int64") else ops.cast(x, "int32")
 
 
 def positions_of(x: Tensor) -> Tensor:
@@ -99,51 +104,6 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int, interpolation: floa
     angles = angles_of(positions, hidden_dim, interpolation=interpolation)  # (..., D/2)
     waves = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # (..., D/2, 2)
     return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
-
-
-def angles_of(
-    positions: Tensor,
-    size: int,
-    base: float = 10_000.0,
-    interpolation: float = 1.0,
-    stretched: tuple[float, float] | None = None,
-) -> Tensor:
-    """position / base^(2i/size) for each pair i of `size` numbers, without whole turns: (...) → (..., size/2), float32.
-
-    A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
-    numbers here. The first two have so few bits that their products with whole positions below 131,072 are exact, and
-    so are these products without whole turns. Sines and cosines are then right to about 1e-6.
-
-    Args:
-        positions: (...), from 0.
-        size: the number of sines and cosines.
-        base: the longest wavelength is nearly 2π times this number.
-        interpolation: what positions are divided by.
-        stretched: two wavelengths, if not all waves are stretched alike: to the first no wave is, from the second on
-            every wave whole, and between them the frequencies of both are mixed.
-    """
-    positions = ops.expand_dims(ops.expand_dims(ops.cast(positions, "float32"), -1), -1)
-    turns = ops.multiply(positions, _turns_of_a_position(size, base, interpolation, stretched))  # (..., 3, size/2)
-    return ops.sum(turns - ops.round(turns), axis=-2) * (2.0 * math.pi)
-
-
-@lru_cache(maxsize=16)
-def _turns_of_a_position(
-    size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
-) -> np.ndarray:
-    """The turns of each pair in a position: (3, size/2) float32, to be added up."""
-    turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
-    kept: Any = 0.0  # the share of each wave that is not stretched
-    if stretched is not None:
-        most, least = (1.0 / wavelength for wavelength in stretched)
-        kept = np.clip((turns - least) / (most - least), 0.0, 1.0)
-    rest = turns * (kept + (1.0 - kept) / interpolation)
-    summands = []
-    for _ in range(2):
-        mantissa, exponent = np.frexp(rest)
-        summands.append(np.ldexp(np.round(np.ldexp(mantissa, FEW_BITS)), exponent - FEW_BITS))
-        rest = rest - summands[-1]
-    return np.array([*summands, rest], "float32")
 
 
 class Positions(Layer):
@@ -218,6 +178,8 @@ class SinusoidalPositions(Positions):
         self.hidden_dim = hidden_dim
         self.offset = offset
         self.interpolation = interpolation
+        self.supports_masking = True
+        self.autocast = False
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
@@ -259,6 +221,8 @@ class LearnedPositions(Positions):
         self.hidden_dim = hidden_dim
         self.offset = offset
         self.separate = separate
+        self.supports_masking = True
+        self.autocast = False
 
     def build(self, positions_shape: tuple) -> None:
         self.embeddings = self._table("embeddings")
@@ -276,8 +240,7 @@ class LearnedPositions(Positions):
         return self._rows(self.embeddings, positions)
 
     def _rows(self, table: Tensor, positions: Tensor) -> Tensor:
-        if keras.backend.is_float_dtype(positions.dtype):  # not integers: TensorFlow computes int32 on the CPU
-            positions = ops.cast(positions, "int32")
+        positions = as_places(positions)
         positions = positions + self.offset if self.offset else positions
         positions = ops.minimum(positions, self.max_length + self.offset - 1)
         return ops.take(ops.cast(table, self.compute_dtype), positions, axis=0)
@@ -392,8 +355,3 @@ class XposPositions(RotaryPositions):
             rotation.key_cosines / factors,
             rotation.key_sines / factors,
         )
-
-
-def in_both_halves(of_pairs: Tensor) -> Tensor:
-    """Numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
-    return ops.concatenate([of_pairs, of_pairs], axis=-1)

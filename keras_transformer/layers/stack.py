@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import keras
 
 from keras_transformer import auxiliary_losses, family, ops
 from keras_transformer.errors import require_positive, require_rates
-from keras_transformer.layers.attention_ops import Shared
+from keras_transformer.layers.attention_ops import Shared, both, causal_mask, joint_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.layers.positions import Positions, sinusoidal_positions
@@ -31,7 +32,7 @@ class Stack(Layer):
 
     Call arguments:
         x: (B, T, D).
-        attention_mask: see `EncoderBlock`.
+        attention_mask: see `EncoderBlock`. A decoder hides later positions by itself.
         memory, memory_mask: see `DecoderBlock`. A stack of other blocks has none.
         shared: the bias and the rotation of positions in self-attention.
 
@@ -41,6 +42,8 @@ class Stack(Layer):
     Raises:
         ValueError: `num_layers` is not positive, or an argument of the blocks is not allowed.
     """
+
+    is_of_model = False  # whether it is part of one of this package's models, see `auxiliary_losses.of_stack`
 
     def __init__(
         self,
@@ -85,11 +88,6 @@ class Stack(Layer):
         """The block of each layer, in order."""
         return self.blocks
 
-    @property
-    def needs_causal_mask(self) -> bool:
-        """Whether a decoder must hide later positions from any of its self-attentions by a mask."""
-        return any(block.self_attention.needs_causal_mask for block in self.blocks)
-
     def shared_of(self, positions: Positions, at: Tensor) -> Shared:
         """What positions add to the self-attention of whole sequences. All layers share it.
 
@@ -127,12 +125,12 @@ class Stack(Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        inputs = self._block_inputs(attention_mask, memory, memory_mask)
+        inputs = self._block_inputs(x, attention_mask, memory, memory_mask, shared)
 
         def apply(layer: int, x: Tensor) -> Tensor:
-            return self.blocks_in_order()[layer](x, **inputs, shared=shared, training=training)
+            return self.blocks_in_order()[layer](x, **inputs, training=training)
 
-        with auxiliary_losses.of_stack(self, attention_mask, training):
+        with auxiliary_losses.of_stack(self, inputs["attention_mask"], training):
             x = self._through(x, apply)
         return self._closed(x)
 
@@ -149,12 +147,12 @@ class Stack(Layer):
         Returns:
             (B, T, D); and "self" (layers, B, N, T, T), with a memory also "cross" (layers, B, N, T, S).
         """
-        inputs = self._block_inputs(attention_mask, memory, memory_mask)
+        inputs = self._block_inputs(x, attention_mask, memory, memory_mask, shared)
         kinds = ("self", "cross") if self.has_memory else ("self",)
         scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
 
         def apply(layer: int, x: Tensor) -> Tensor:
-            x, *scores_of_block = self.blocks_in_order()[layer].with_scores(x, **inputs, shared=shared)
+            x, *scores_of_block = self.blocks_in_order()[layer].with_scores(x, **inputs)
             for of_kind, new in zip(scores.values(), scores_of_block, strict=True):
                 of_kind.append(new)
             return x
@@ -229,11 +227,13 @@ class Stack(Layer):
             x = apply(layer, x)
         return x
 
-    def _block_inputs(self, attention_mask: object, memory: object, memory_mask: object) -> Config:
-        """The arguments of a block beside its states."""
-        if not self.has_memory:
-            return {"attention_mask": attention_mask}
-        return {"memory": memory, "attention_mask": attention_mask, "memory_mask": memory_mask}
+    def _block_inputs(self, x: Tensor, attention_mask: Any, memory: Any, memory_mask: Any, shared: Any) -> Config:
+        """The arguments of a block beside its states. The mask is made once for all blocks, of Keras's mask too."""
+        mask = joint_mask(attention_mask, ops.keras_mask(x))
+        if self.is_decoder and any(block.self_attention.needs_causal_mask for block in self.blocks):
+            mask = both(causal_mask(ops.shape(x)[1]), mask)
+        inputs = {"attention_mask": mask, "shared": replace(shared or Shared(), is_masked=True)}
+        return {**inputs, "memory": memory, "memory_mask": memory_mask} if self.has_memory else inputs
 
     def _closed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
@@ -369,7 +369,8 @@ class UniversalStack(Stack):
             return
         real = auxiliary_losses.real_tokens(pondered)
         cost = self.ponder_cost * ops.sum(real * pondered[..., 0])
-        auxiliary_losses.report(ops.reshape(ops.sum(real), (1,)), lambda counts: cost / ops.maximum(counts[0], 1.0))
+        counts = ops.reshape(ops.sum(real), (1,))
+        auxiliary_losses.report(self, counts, lambda counts: cost / ops.maximum(counts[0], 1.0))
 
 
 def coordinates(positions: Tensor, step: int, hidden_dim: int) -> Tensor:

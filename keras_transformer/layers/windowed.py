@@ -179,6 +179,8 @@ class WindowedAttention(MultiHeadAttention):
 def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: int | Tensor) -> Tensor:
     """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
+    if x.shape[1] == 1:  # see `split_heads`
+        return ops.reshape(x, (ops.shape(x)[0], count, 1, size, x.shape[-1]))
     x = ops.reshape(x, (*ops.shape(x)[:2], count, size, x.shape[-1]))
     return ops.swapaxes(x, 1, 2)
 

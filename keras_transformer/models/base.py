@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import keras
 
@@ -13,6 +15,7 @@ from keras_transformer.layers.layer import Dropout, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.lengths import longest
+from keras_transformer.ops import Tensor
 from keras_transformer.options import Config, home_of
 
 BLOCK_ARGUMENTS = (
@@ -141,8 +144,65 @@ def _block(config: Config) -> Config:
     return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+METHODS = ("encode", "states", "embed", "scores")  # those that `as_layer` marks
+
+
+def as_layer(method: Method) -> Method:
+    """A method of a model, (inputs, training) → a tensor. On a `keras.Input` it is one layer of a functional model."""
+
+    @wraps(method)
+    def call(model: Any, *inputs: object, **named: object) -> Any:
+        if any(isinstance(each, keras.KerasTensor) for each in inputs):
+            return MethodLayer(model, method.__name__)(*inputs, **named)
+        return method(model, *inputs, **named)
+
+    return call  # type: ignore[return-value]
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MethodLayer(keras.layers.Layer):
+    """What a method of a model computes, as a layer: Keras saves it with the model.
+
+    Args:
+        model: the model.
+        method: the name of the method, such as "encode".
+
+    Call arguments:
+        inputs: what the method takes first.
+
+    Returns:
+        What the method returns.
+
+    Raises:
+        ValueError: this method cannot be a layer.
+    """
+
+    def __init__(self, model: Any, method: str, **kwargs: object):
+        super().__init__(autocast=False, **kwargs)
+        if method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}. Received: method={method!r:.60}")
+        self.model = model
+        self.method = method
+        self.built = True
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        return getattr(self.model, self.method)(inputs, training=training)
+
+    def get_config(self) -> Config:
+        return {**super().get_config(), "model": self.model, "method": self.method}  # two such layers share a model
+
+    @classmethod
+    def from_config(cls, config: Config) -> MethodLayer:
+        model = keras.saving.serialize_keras_object(config["model"])  # a file has it in this form already
+        return cls(**{**config, "model": keras.saving.deserialize_keras_object(model)})
+
+
 class FamilyModel(ReplicatedFit):
     """The base of the models.
+
+    A model is made of layers of Keras, and so is what it is part of: `fit` trains it, `save` and `load_model` keep it.
+    Its methods `encode`, `states`, `embed` and `scores` may be called on a `keras.Input`.
 
     Args:
         arguments: the model's arguments, see `family.KINDS`.
@@ -153,6 +213,7 @@ class FamilyModel(ReplicatedFit):
     """
 
     kind: str  # a key of `family.KINDS`
+    takes: tuple[str, ...] = ("ids",)  # the names of the inputs
     license = ""  # the licence of the weights; "" if none is known
 
     def __init_subclass__(cls, **kwargs: object):
@@ -169,6 +230,7 @@ class FamilyModel(ReplicatedFit):
             )
         self._config = family.complete(arguments, self.kind)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
+        self.autocast = False  # half precision has no id 257
         if self.dtype_policy.quantization_mode is not None:
             raise ValueError(
                 "`dtype` must be a type or a policy of mixed precision: Keras cannot quantize the model's layers. "
@@ -226,12 +288,41 @@ class FamilyModel(ReplicatedFit):
             f"instead, with `--init-from RUN`. Received: rank={rank!r}"
         )
 
+    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
+        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
+        ids, weights = (keras.KerasTensor((None, None), dtype) for dtype in ("int32", "float32"))
+        return dict.fromkeys(self.takes, ids), ids, weights
+
+    def taken(self, inputs: Any) -> list[Tensor]:
+        """The tensors of a batch, in the order of `symbolic_batch`.
+
+        Raises:
+            ValueError: the batch is no dictionary of the tensors that the model takes; or one is not of numbers, or has
+                another number of axes.
+        """
+        symbols, keys = self.symbolic_batch()[0], inputs.keys() if isinstance(inputs, dict) else ()
+        if keys == symbols.keys() and all(_is_like(inputs[name], symbols[name]) for name in symbols):
+            return [inputs[name] for name in symbols]
+        expected, received = (keras.tree.map_structure(_told, each) for each in (symbols, inputs))
+        raise ValueError(f"`inputs` must be {expected}, numbers of any kind. Received: {received!s:.200}")
+
     def arguments(self) -> Config:
         """A complete copy of the arguments that make this model again, without Keras's arguments."""
         return {name: _copy(value) for name, value in self._config.items()}
 
     def get_config(self) -> Config:
         return {**super().get_config(), **self.arguments()}
+
+
+def _is_like(value: Any, symbol: keras.KerasTensor) -> bool:
+    """Whether a value is a tensor of numbers with as many axes as a symbol."""
+    return len(getattr(value, "shape", ())) == len(symbol.shape) and "str" not in _told(value)
+
+
+def _told(value: Any) -> str:
+    """The type and the shape of a tensor; the type of what is none."""
+    is_tensor = hasattr(value, "shape")
+    return f"{getattr(value.dtype, 'name', value.dtype)} {tuple(value.shape)}" if is_tensor else type(value).__name__
 
 
 def _copy(value: object) -> Any:

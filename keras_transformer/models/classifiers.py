@@ -10,7 +10,7 @@ from keras_transformer import ops
 from keras_transformer.layers.attention_ops import padding_mask
 from keras_transformer.layers.layer import Dense, Layer, glorot, make_part
 from keras_transformer.layers.patches import ClassToken
-from keras_transformer.models.base import make_layers_of_images
+from keras_transformer.models.base import as_layer, make_layers_of_images
 from keras_transformer.models.stack_models import StackModel, TokenModel
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
@@ -44,6 +44,7 @@ class HeadLayer(Layer):
         **kwargs: object,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.activation_config = activation
         self.norm_config = norm
         self.activation = None if activation is None else make_part("activation", activation, self.dtype_policy, {})
@@ -110,7 +111,7 @@ class Encoder(TokenModel):
             self.head.build((None, self._config["hidden_dim"]))
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.logits_of(self.states(inputs["ids"], training=training))
+        return self.logits_of(self.states(self.taken(inputs)[0], training=training))
 
     def logits_of(self, states: Tensor) -> Tensor:
         """States (B, S, D) → the logits that `call` returns."""
@@ -118,9 +119,10 @@ class Encoder(TokenModel):
         states = states if self.head_layer is None else self.head_layer(states)
         return self.output_embedding.logits(states) if self.head is None else self.head(states)
 
-    def embed(self, ids: Tensor) -> Tensor:
+    @as_layer
+    def embed(self, ids: Tensor, training: bool = False) -> Tensor:
         """The vector (B, D) of each text (B, S), float32; see `vectors`."""
-        return self.vectors(self.states(ids), ids)
+        return self.vectors(self.states(ids, training=training), ids)
 
     def vectors(self, states: Tensor, ids: Tensor) -> Tensor:
         """States (B, S, D) of ids (B, S) → (B, D) float32: their mean, or the first, perhaps divided by its length.
@@ -189,7 +191,7 @@ class ImageClassifier(StackModel):
     (3, 10)
     """
 
-    takes = "images"
+    takes = ("images",)
     stem: Any
     class_token: ClassToken
 
@@ -201,9 +203,8 @@ class ImageClassifier(StackModel):
         channels: int = 3,
         **arguments: object,
     ):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
         sizes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_labels": num_labels}
-        super().__init__({**sizes, **arguments}, **layer_arguments)
+        super().__init__({**sizes, **arguments})
         self.num_labels = num_labels
         self.head = None
         if num_labels is not None:
@@ -220,7 +221,7 @@ class ImageClassifier(StackModel):
         return self._config["image_size"], self._config["image_size"], self._config["channels"]
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        x = self.states(inputs["images"], training=training)[:, 0]
+        x = self.states(self.taken(inputs)[0], training=training)[:, 0]
         return x if self.head is None else self.head(x)
 
     def pixels(self, images: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Shared, causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.logits import as_one
-from keras_transformer.models.base import FamilyModel, make_layers_of_one_stack
+from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
@@ -18,25 +18,26 @@ class StackModel(FamilyModel):
     """The base of the models of one stack. A model of this base says what its vectors are made of.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`.
+        arguments: the model's arguments, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
     """
 
     is_decoder = False  # whether no position sees a later one
-    takes = "ids"  # the name of its only input
     positions: Positions
     embedding_dropout: keras.layers.Dropout
     norm: keras.layers.Layer | None
     stack: Stack
 
-    def __init__(self, arguments: Config, **kwargs: object):
-        super().__init__(arguments, **kwargs)
+    def __init__(self, arguments: Config):
+        of_keras = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
+        super().__init__(arguments, **of_keras)
         self.num_layers = self._config["num_layers"]
         self.hidden_dim = self._config["hidden_dim"]
         for name, layer in self.make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
+        self.stack.is_of_model = True
         self._build_vectors()
         states = (None, None, self.hidden_dim)
         if self.norm is not None:
@@ -49,6 +50,7 @@ class StackModel(FamilyModel):
         """The layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
         raise NotImplementedError
 
+    @as_layer
     def states(self, inputs: Tensor, training: bool = False) -> Tensor:
         """What the model takes, such as ids (B, T) → states (B, T, D), after all blocks."""
         x, attention_mask, shared = self._stack_inputs(inputs, training)
@@ -56,7 +58,7 @@ class StackModel(FamilyModel):
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> Tensor:
         """The attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
-        x, attention_mask, shared = self._stack_inputs(inputs[self.takes])
+        x, attention_mask, shared = self._stack_inputs(*self.taken(inputs))
         return self.stack.with_scores(x, attention_mask, shared=shared)[1]["self"]
 
     def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, Shared]:
@@ -100,9 +102,7 @@ class TokenModel(StackModel):
     output_embedding: TokenEmbedding
 
     def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
-        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
-        super().__init__(given, **layer_arguments)
+        super().__init__({"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments})
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
 
@@ -112,7 +112,7 @@ class TokenModel(StackModel):
         return self.embedding
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.output_embedding.logits(self.states(inputs["ids"], training=training))
+        return self.output_embedding.logits(self.states(self.taken(inputs)[0], training=training))
 
     @classmethod
     def make_layers(cls, config: Config, dtype: object) -> Config:
@@ -127,18 +127,7 @@ class TokenModel(StackModel):
         return self.embedding(inputs)
 
     def _attention_mask(self, inputs: Tensor) -> Tensor:
-        visible = keys_mask(padding_mask(inputs))  # (B, 1, T)
-        if self.is_decoder and self.stack.needs_causal_mask:
-            visible = ops.logical_and(causal_mask(ops.shape(inputs)[1]), visible)  # (B, T, T)
-        return visible
-
-    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
-
-        def symbol(dtype: str) -> keras.KerasTensor:
-            return keras.KerasTensor((None, None), dtype=dtype)
-
-        return {"ids": symbol("int32")}, symbol("int32"), symbol("float32")
+        return keys_mask(padding_mask(inputs))  # (B, 1, T)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -246,19 +235,21 @@ class SequenceEncoder(TokenModel):
 
     is_decoder = True
 
-    def embed(self, ids: Tensor) -> Tensor:
+    @as_layer
+    def embed(self, ids: Tensor, training: bool = False) -> Tensor:
         """The vector (B, D) of each history (B, T): the state of its last position, float32."""
-        return ops.cast(self._last_states(ids), "float32")
+        return ops.cast(self._last_states(ids, training), "float32")
 
-    def scores(self, ids: Tensor) -> Tensor:
+    @as_layer
+    def scores(self, ids: Tensor, training: bool = False) -> Tensor:
         """Logits (B, V) of the item that follows each history (B, T), float32."""
-        return ops.cast(self.output_embedding.logits(self._last_states(ids)), "float32")
+        return ops.cast(self.output_embedding.logits(self._last_states(ids, training)), "float32")
 
     def item_vectors(self) -> Tensor:
         """The vectors (items, D) of all items, float32."""
         return ops.convert_to_tensor(self.output_embedding.embeddings)[self.num_control_ids :]
 
-    def _last_states(self, ids: Tensor) -> Tensor:
+    def _last_states(self, ids: Tensor, training: bool) -> Tensor:
         lengths = ops.sum(ops.cast(padding_mask(ids), "int32"), axis=1)
         last = ops.maximum(lengths - 1, 0)[:, None, None]  # (B, 1, 1)
-        return ops.take_along_axis(self.states(ids), last, axis=1)[:, 0]
+        return ops.take_along_axis(self.states(ids, training=training), last, axis=1)[:, 0]

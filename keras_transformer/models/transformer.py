@@ -8,10 +8,10 @@ from typing import Any
 import keras
 
 from keras_transformer import family, ops
-from keras_transformer.layers.attention_ops import Shared, causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.base import FamilyModel, make_layers
+from keras_transformer.models.base import FamilyModel, as_layer, make_layers
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
@@ -70,6 +70,7 @@ class Transformer(FamilyModel):
     (1, 2, 37000)
     """
 
+    takes = ("source_ids", "target_ids")
     vocabulary_size: int
     num_layers: int
     num_heads: int
@@ -112,6 +113,7 @@ class Transformer(FamilyModel):
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
+        self.encoder_stack.is_of_model = self.decoder_stack.is_of_model = True
         self._build_layers()
 
     def _set_sizes(self) -> None:
@@ -140,13 +142,14 @@ class Transformer(FamilyModel):
         return self.source_embedding
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
+        source_ids, target_ids = self.taken(inputs)
         memory = self.encode(source_ids, training=training)
         x, attention_mask, shared = self._decoder_inputs(target_ids, training)
         memory_mask = keys_mask(padding_mask(source_ids))
         x = self.decoder_stack(x, attention_mask, memory, memory_mask, shared=shared, training=training)
         return self.output_embedding.logits(x)
 
+    @as_layer
     def encode(self, source_ids: Tensor, training: bool = False) -> Tensor:
         """Source ids (B, S) → memory (B, S, D)."""
         x, attention_mask, shared = self._encoder_inputs(source_ids, training)
@@ -202,7 +205,7 @@ class Transformer(FamilyModel):
             "encoder" (layers, B, N, S, S), "decoder" (layers, B, N, T, T), and "cross" (layers, B, N, T, S), which is
             the encoder-decoder attention.
         """
-        source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
+        source_ids, target_ids = self.taken(inputs)
         x, attention_mask, shared = self._encoder_inputs(source_ids)
         memory, encoder = self.encoder_stack.with_scores(x, attention_mask, shared=shared)
         x, attention_mask, shared = self._decoder_inputs(target_ids)
@@ -219,29 +222,15 @@ class Transformer(FamilyModel):
         return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.shared_of(self.positions, positions)
 
     def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
-        """The decoder's inputs: states (B, T, D), the mask of `_decoder_mask`, and what positions add."""
+        """The decoder's inputs: states (B, T, D), the attention mask (B, 1, T), and what positions add."""
         positions = ops.arange(ops.shape(target_ids)[1])
         x = self._embed_target(target_ids, positions)
         x = self.embedding_dropout(x, training=training)
-        return x, self._decoder_mask(target_ids), self.decoder_stack.shared_of(self.positions, positions)
-
-    def _decoder_mask(self, target_ids: Tensor) -> Tensor:
-        """The decoder's attention mask (B, T, T); (B, 1, T) if its self-attention hides later positions by itself."""
-        if not self.decoder_stack.needs_causal_mask:
-            return keys_mask(padding_mask(target_ids))
-        return ops.logical_and(causal_mask(ops.shape(target_ids)[1]), keys_mask(padding_mask(target_ids)))
+        return x, keys_mask(padding_mask(target_ids)), self.decoder_stack.shared_of(self.positions, positions)
 
     def _embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
         x = self.positions.embed_target(self.target_embedding(ids), positions)
         return x if self.target_norm is None else self.target_norm(x)
-
-    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
-
-        def symbol(dtype: str) -> keras.KerasTensor:
-            return keras.KerasTensor((None, None), dtype=dtype)
-
-        return {"source_ids": symbol("int32"), "target_ids": symbol("int32")}, symbol("int32"), symbol("float32")
 
 
 class Ensemble:

@@ -70,7 +70,7 @@ def test_each_expert_begins_as_a_network_of_its_own(gated):
 def balance(layer, x=X, mask=None):
     """The load-balancing loss."""
     with auxiliary_losses.collected() as found, auxiliary_losses.of_stack(None, mask, training=True):
-        layer(x)
+        layer(x, training=True)
     return float(array(auxiliary_losses.total(found)))
 
 
@@ -90,7 +90,7 @@ def test_parts_of_a_batch_share_the_loss_of_the_whole():
     layer, parts = experts(alpha=0.1), []
     for rows in (slice(0, 1), slice(1, 3)):
         with auxiliary_losses.collected() as found:
-            layer(X[rows])
+            layer(X[rows], training=True)
         parts.append(found)
     counts = sum(auxiliary_losses.counts_of(found) for found in parts)
     assert array(counts)[-1] == 15 and array(counts)[:-1].sum() == 2 * 15

@@ -65,7 +65,7 @@ def test_the_score_by_location_depends_on_positions_alone():
     assert_equal(layer(QUERY, -9 * KEY[..., :4, :]), logits[..., :4])
     x, memory = random(BATCH, QUERIES, 11), random(BATCH, KEYS, 11, seed=1)
     attention = built(MultiHeadAttention(HEADS, KEY_DIM, score={"name": "location", "max_length": 5}), x.shape)
-    found = array(attention.attention_scores(x, memory))
+    found = array(attention.with_scores(x, memory)[1])
     assert (found[..., 5:] == 0).all(), "as the source ignores the words at the end of a long sentence"
     assert_close(found.sum(-1), np.ones(found.shape[:-1]))
     assert [weight.name for weight in attention.weights] == ["query", "value", "output", "kernel"], "no keys"

@@ -121,8 +121,10 @@ def test_padding_pays_no_ponder_cost_and_changes_nothing():
         assert_close(alone, output[:, :width])
 
 
-def test_a_stack_by_itself_adds_the_gradient_of_its_loss_alone():
+@pytest.mark.parametrize("is_of_model", [False, True])
+def test_a_stack_by_itself_adds_its_loss_and_in_a_model_of_ours_the_gradient_alone(is_of_model):
     layer = stack()
+    layer.is_of_model = is_of_model
     assert layer.has_auxiliary_loss and not stack(ponder_cost=0.0).has_auxiliary_loss
     assert not stack(adaptive=False).has_auxiliary_loss
 
@@ -137,7 +139,7 @@ def test_a_stack_by_itself_adds_the_gradient_of_its_loss_alone():
         return auxiliary_losses.total(found)
 
     layer(X)
-    assert layer.losses == [] and float(cost(X)) == 0.0
+    assert layer.losses == [] and float(cost(X)) == (0.0 if is_of_model else float(value(X)))
     assert np.abs(found := gradient(cost, X)).max() > 0
     assert_close(found, gradient(value, X), atol=1e-7)
 

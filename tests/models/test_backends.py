@@ -18,12 +18,14 @@ LOSSES = ["training/test_losses.py", "training/test_one_mean.py", "test_ranking.
 TIES = "decoding/test_search.py::test_of_equal_values_the_first_are_chosen_with_keras_and_without"
 # JAX compiles each operation alone, which takes long: some tests of many. The models have every layer of text.
 ON_JAX = [
+    "test_keras_citizen.py::test_what_trains_is_saved_and_the_same_in_a_fresh_process",
+    "test_keras_citizen.py::test_a_loss_of_a_part_reaches_a_model_of_ones_own_once_and_padding_does_not_count",
     "layers/test_image_layers.py",
     "layers/test_attention.py::test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients",
     "layers/test_attention.py::test_softmax_runs_in_float32_and_scores_have_the_type_of_queries",
     "models/test_base.py::test_a_classifier_learns_in_which_half_a_bright_patch_is",
 ]
-ON_TORCH = ["layers", "models/test_token_model.py", "models/test_image_classifier.py"]
+ON_TORCH = ["layers", "test_keras_citizen.py", "models/test_token_model.py", "models/test_image_classifier.py"]
 # The models that train: those with every part that has a loss of its own, and windows, gates and general scores.
 TRAINED = list(COMBINATIONS)[:2]
 
