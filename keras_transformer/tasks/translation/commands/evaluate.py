@@ -79,7 +79,7 @@ def scorer(folder: str, provider: str = "auto") -> Translator:
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
     """
-    if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
+    if ExportFolder(folder).is_export():
         return load(folder, provider=provider)
     if provider != "auto":
         raise RequestError(f"--provider {provider} is for exports; {folder} is a run: leave it out, or give an export")
