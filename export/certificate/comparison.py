@@ -133,7 +133,7 @@ class KeptCertificate:
         self.folder, self.path = folder, folder / CERTIFICATE
         if not self.path.is_file():
             raise RequestError(
-                f"expected an export, or a file of one; found no certificate.json in {folder}: copy it from where the "
+                f"expected an export, or a file of one; found no certificate.json at {folder}: copy it from where the "
                 "export comes from, or export again"
             )
         try:

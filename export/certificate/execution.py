@@ -207,7 +207,7 @@ def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answe
         kind = f"{output.type} {1 + len(output.axes)}"
         if given[name] != kind:
             raise BrokenArtefact(f"{where}: expected {name} to be {in_words(kind)}; it is {in_words(given[name])}")
-        for batch, found in answers["shapes"].get(name, []):
+        for batch, found in answers["shapes"][name]:
             longest = max([1, *batch[1:2]])
             shape = [batch[0], *(min(longest, sizes["S"]) if axis == "S" else sizes.get(axis) for axis in output.axes)]
             if not fits(found, shape):

@@ -255,10 +255,12 @@ def test_an_export_translates_and_scores(built_run, translate, translator, tmp_p
     for path in (export / "onnx" / "translate.onnx", export / "tokenizer.model"):
         shutil.copy(path, flat)
     expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
+    (tmp_path / "text").write_bytes(SOURCE)
+    both = ("--source", tmp_path / "text", "--reference", tmp_path / "text")
     for part in (export / "onnx", export / "onnx" / "translate.onnx", flat, flat / "translate.onnx"):
         assert translate(part, "--beams", 2) == (0, expected, "")
+        assert translate(part, *both, command="evaluate")[0] == 0
     assert "is an export, which has no Keras model: give the run, or --e" in translate(export, "--engine", "keras")[2]
-    (tmp_path / "text").write_bytes(SOURCE)
     files = ("--source", tmp_path / "text", "--target", tmp_path / "text")
     (_, found, _), (_, expected, _) = (translate(folder, *files, command="score") for folder in (export, built_run))
     numbers, others = ([float(word) for word in out.split()] for out in (found, expected))

@@ -99,7 +99,7 @@ def test_what_is_not_there_is_told_and_one_artefact_can_be_verified_alone(kept, 
         ([], other, 2, [], f"expected an artefact at {other}; {kept} has {whole}"),
         (["encoder"], kept, 0, [whole], f"{told}{halves}"),
         (["translate"], kept, 2, [], f"expected an artefact at {kept}; {kept} has none"),
-        (["step"], kept.parent, 2, [], "found no certificate.json in"),
+        (["step"], kept.parent, 2, [], "found no certificate.json at"),
     ):
         for name in gone:
             (kept / "onnx" / f"{name}.onnx").unlink()

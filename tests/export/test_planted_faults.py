@@ -23,6 +23,7 @@ from export.certificate import artefacts_in, certify, comparison, execution, run
 from export.certificate.comparison import KeptCertificate
 from export.certificate.execution import Execution
 from export.exporting import write_artefacts
+from keras_transformer.decoding.sentences import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
@@ -276,7 +277,7 @@ def test_every_artefact_of_a_kind_holds_by_the_model_and_by_what_its_certificate
     again = verify(folder)
     assert [(entry.name, entry.reason) for entry in again.entries if not entry.holds] == []
     assert (again.kind, again.against) == (export.run.model.kind, "stored")
-    model = comparison.expected_of(export.run, export.decoding, [], None)
+    model = comparison.expected_of(export.run, export.decoding, Texts([], [], []), None)
     asked = [model, *KeptCertificate(folder).expected().values()]
     names, *kept = ({one.texts.name(place): one.source(place) for place in range(len(one.texts))} for one in asked)
     assert all(some.items() <= names.items() for some in kept), "both certificates call a text alike"
@@ -291,7 +292,7 @@ def test_ids_and_images_of_any_shape_are_answered_and_pad_in_front_changes_nothi
     """But for callers' loops; the certificate itself gives an empty batch to every artefact."""
     export = export_of(kind)
     certificate_of(export, artefacts_in(export.folder)[:1])
-    expected = comparison.expected_of(export.run, export.decoding, [], None)
+    expected = comparison.expected_of(export.run, export.decoding, Texts([], [], []), None)
     signature, run = expected.signature, export.run
     item = signature(run.pipeline, run.model, export.decoding).item_shape()
     made = [one for one in artefacts_in(export.folder) if one.takes == "ids" or not signature.text_stem]
@@ -302,7 +303,8 @@ def test_ids_and_images_of_any_shape_are_answered_and_pad_in_front_changes_nothi
         outputs = signature.outputs("", artefact.takes == "text")
         for count, width in SHAPES:
             shape = (count, *(item or [width]))
-            answers = runner.answer(ask, [np.full(shape, 9, signature.input_type)], np.asarray)
+            batch: Any = np.full(shape, 9, signature.input_type)
+            answers = runner.answer(ask, [batch], np.asarray)
             execution.check_answers(expected, outputs, answers, f"{artefact.path.name} {shape}")
         if not item:
             behind = np.pad(runner.batch_of_ids(expected.inputs(artefact)[-5:]), [(0, 0), (0, 3)])
