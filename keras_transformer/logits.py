@@ -29,7 +29,7 @@ def as_one(logits: Tensor, ids: int | Sequence[int]) -> Tensor:
         return logits
     logits, vocabulary = ops.cast(logits, "float32"), np.arange(logits.shape[-1])
     alike = ops.take(logits, np.array([first, *others], "int32"), axis=-1)
-    most = ops.max(alike, axis=-1, keepdims=True)[..., :1]  # ONNX Runtime keeps the whole axis of an empty batch
+    most = ops.max(alike, axis=-1, keepdims=True)
     summed = most + ops.log(ops.sum(ops.exp(alike - most), axis=-1, keepdims=True))  # (..., 1)
     return ops.where(vocabulary == first, summed, ops.where(np.isin(vocabulary, others), NONE, logits))
 

@@ -331,8 +331,7 @@ def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
         outputs = []
         for name, output in signature.text_outputs.items():
             if name == "label":
-                # ONNX Runtime keeps the axis of an empty batch, whatever `keepdims` says.
-                best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None, 1], axis=-1)[:, 0]
+                best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None], axis=1, keepdims=0)
                 value = r.emit("Gather", np.array(run.pipeline.names, object), best, dtype=object, sizes=[None])
             elif output.type == "text":
                 ids = trimmed(found[next(iter(signature.ids_outputs))])

@@ -196,8 +196,7 @@ class Prompted:
         """
         if not self.model.reads_at_once:
             return self.init_cache(num_beams, max_length), None
-        # A sum, because ONNX Runtime gives the largest of an empty axis a wrong shape.
-        ends = ops.cumsum(ops.sum(ops.cast(self.ids == PAD, "int32"), axis=0), axis=0)  # (1 + P,) 0 in all prompts
+        ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
         count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)
         cache = self.init_cache(1, max_length)
         # At least one, which the first step writes again: LiteRT and Keras's maximum fail on tensors without numbers. A

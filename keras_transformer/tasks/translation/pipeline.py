@@ -366,10 +366,9 @@ def load(
     Raises:
         RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or an option is no run's.
     """
-    folder, export = RunFolder(run), ExportFolder(run)
+    folder = RunFolder((export := ExportFolder(run)).path)
     if export.is_export():
-        decoder = OnnxDecoder(export.graphs(precision), num_threads, provider)
-        return translator_of(decoder, RunFolder(export.path), max_source_length)
+        return translator_of(OnnxDecoder(export.graphs(precision), num_threads, provider), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
     if num_threads is not None:

@@ -36,18 +36,19 @@ def evaluate(arguments: argparse.Namespace) -> None:
     checked_tokenizer(arguments.tokenize, None)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
-    warn_of_training_text(RunFolder(arguments.run), lines.sources, translator.source_tokenizer)
+    warn_of_training_text(arguments.run, lines.sources, translator.source_tokenizer)
     print_result(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
-def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokenizer) -> None:
+def warn_of_training_text(folder: str, sources: list[str], tokenizer: Tokenizer) -> None:
     """Warns of sources on which the run was trained, as far as its tokenised text is still there.
 
     Args:
-        run: the folder.
+        folder: of a run or an export.
         sources: the lines that are translated.
         tokenizer: the tokenizer of the run's sources.
     """
+    run = RunFolder(ExportFolder(folder).path)
     try:
         trained = TokenizedCorpus.open(run.cache / "train")
     except RequestError:
@@ -100,7 +101,7 @@ def compare(arguments: argparse.Namespace) -> None:
     options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
     tokenize = common_tokenizer(arguments.tokenize, translators)
     for run, translator in zip(arguments.runs, translators, strict=True):
-        warn_of_training_text(RunFolder(run), lines.sources, translator.source_tokenizer)
+        warn_of_training_text(run, lines.sources, translator.source_tokenizer)
     sources = [lines.sources] * len(translators)
     for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         print_result(json.dumps({"run": run, **row}))
