@@ -44,7 +44,7 @@ def warn_of_training_text(folder: str, sources: list[str], tokenizer: Tokenizer)
     """Warns of sources on which the run was trained, as far as its tokenised text is still there.
 
     Args:
-        folder: of a run or an export.
+        folder: a run or an export.
         sources: the lines that are translated.
         tokenizer: the tokenizer of the run's sources.
     """
