@@ -93,8 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments and flags to a parser; `export` takes what it parsed."""
     add = parser.add_argument
     add("run", metavar="RUN", nargs="?", help="a run folder that training wrote")
-    verify = "certify this export folder again, and write nothing: by RUN, or without RUN by what its certificate keeps"
-    add("--verify", metavar="FOLDER", help=verify)
+    verify = "certify this export, or one file of it, and write nothing: by RUN, or by what its certificate keeps"
+    add("--verify", metavar="PATH", help=verify)
     formats = "which formats to write; ctranslate2 takes translators; huggingface is a folder for transformers"
     chosen = f"{formats} (default: {' '.join(DEFAULT_FORMATS)})"
     add("--format", nargs="+", choices=FORMATS, default=DEFAULT_FORMATS, help=chosen)

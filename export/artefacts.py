@@ -290,7 +290,7 @@ class Artefact:
 
 
 def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
-    """The artefacts of an export folder, recognised by their file names."""
+    """The artefacts of an export folder that are there whole, recognised by their file names."""
     candidates = [
         Artefact(Path(folder) / f"{stem(name, precision)}{suffix}", format, takes, precision)
         for name, suffix, format, takes in known_files()
@@ -300,7 +300,7 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
     found = [
         replace(artefact, takes="ids") if is_foreign and lacks_text(artefact.path) else artefact
         for artefact in candidates
-        if artefact.path.exists()
+        if all(path.exists() for path in artefact.paths)
     ]
     halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
     return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]

@@ -20,13 +20,12 @@ from .certificate import (
     artefacts_in,
     certify,
     check_text,
+    kept_at,
     markdown,
     validation_text,
-    with_missing,
     write_certificate,
 )
 from .certificate import verify as verified
-from .certificate.comparison import KeptCertificate
 from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT
@@ -94,22 +93,22 @@ def tell(certificate: Certificate, folder: Path, mend: str = "") -> None:
 
 
 def verify(arguments: argparse.Namespace) -> None:
-    """Certifies an export folder again, and writes nothing: by the run, or by what its certificate keeps."""
-    folder = Path(arguments.verify)
-    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
+    """Certifies an export, or a part of it, and writes nothing: by the run, or by what its certificate keeps."""
     if arguments.run is None:
-        certificate = verified(folder)
+        certificate = verified(arguments.verify)
     else:
+        kept, artefacts = kept_at(arguments.verify)
         source, target = kept.languages
         languages = arguments.source_language or source, arguments.target_language or target
         run = between(open_run(arguments.run), *languages)
         if run.signature is not kept.signature:
-            raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
+            raise RequestError(
+                f"{kept.folder} is an export of another kind of model than {arguments.run}: give its own run"
+            )
         sentences, references = text_to_certify_on(arguments, run)
         precisions = {artefact.precision for artefact in artefacts} if run.signature.has_references else {}
         check_text(sentences, references, precisions)
-        certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
-    certificate = with_missing(certificate, folder)
+        certificate = certify(run, kept.folder, artefacts, kept.decoding, sentences, references)
     show(markdown(certificate))
     refuse_unless_it_holds(certificate, "the report")
 

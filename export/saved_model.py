@@ -29,7 +29,8 @@ def export_saved_model(
     Signatures of a translator: `serving_default`, text string (B,) → translation string (B,), score float32 (B,);
     `n_best`, text string (B,) → translations string (B, K), scores float32 (B, K), the best first, "" and -inf where
     fewer than K exist. Other models: see the `signatures` of their `Signature`. Loading it takes tensorflow, and
-    tensorflow_text imported first, which holds the tokenizer's operators.
+    tensorflow_text imported first, which holds the tokenizer's operators. What is loaded is callable: it answers as
+    `serving_default`.
 
     Args:
         run: what to export; `open_run` reads it from a run folder.
@@ -63,6 +64,7 @@ def export_saved_model(
 
 def _save(module: Any, aside: Path, path: Path) -> None:
     """Writes the SavedModel to `aside`, from where it will move to `path`."""
+    module.__call__ = module.functions["serving_default"]  # so what is loaded is callable itself
     try:
         tf.saved_model.save(module, str(aside), signatures=module.functions)
     except tf.errors.OpError as error:  # TensorFlow raises it for a full disk too

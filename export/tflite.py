@@ -155,7 +155,10 @@ def _with_int8_embeddings(model: FamilyModel) -> Any:
 
 def _ids_module(signature: Signature) -> Any:
     def answer(ids: Tensor) -> Outputs:
-        return signature.of_ids(signature.padded(ids))  # LiteRT fails on a width of 0
+        count = tf.shape(ids)[0]
+        # LiteRT fails on an empty batch and on rows of no ids: a row is added, which no answer has.
+        rows = tf.pad(tf.cast(ids, "int32"), [[0, 1 - tf.minimum(count, 1)], *[[0, 0]] * (len(ids.shape) - 1)])
+        return {name: found[:count] for name, found in signature.of_ids(signature.taken(rows)).items()}
 
     return _module(signature, answer, signature.spec())
 

@@ -16,8 +16,12 @@ from keras_transformer.folders import found
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
 LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
 PRECISIONS = ("float32", "float16", "int8")
+PAGE = "docs/recipients.md"
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
 ONNX = "onnx"  # the folder of an export's graphs
+GRAPHS = (".onnx", ".tflite")  # suffixes
+# By which an export, or a part of it, is known.
+MARKS = ("certificate.json", ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
 STAGES = ("begin", "advance", "end")  # the graphs of a search whose loop is outside of them
 
 
@@ -110,15 +114,26 @@ def file_name(name: str, precision: str) -> str:
 
 
 class ExportFolder:
-    """A folder that `python -m export` wrote, as far as ONNX Runtime reads it."""
+    """A folder that `python -m export` wrote, as far as ONNX Runtime reads it.
+
+    Args:
+        path: the folder, the folder of its graphs, or one graph, which chooses the precision. Vocabularies stand beside
+            the folder `onnx`, or beside graphs that are in another one.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = found(path)
+        path = found(path)
+        self.graph = path.name if path.suffix in GRAPHS else ""
+        self.path = path.parent if self.graph else path
+        self.is_run = (self.path / "config.json").is_file()
         self.onnx = self.path / ONNX
+        if not (self.is_run or self.onnx.is_dir()) and (self.path.name == ONNX or any(self.path.glob("*.onnx"))):
+            self.onnx = self.path
+            self.path = self.path.parent if self.path.name == ONNX else self.path
 
     def is_export(self) -> bool:
-        """Whether the folder has graphs for ONNX Runtime."""
-        return self.onnx.is_dir()
+        """Whether something is there that an export has; a run is none."""
+        return not self.is_run and any(any(self.path.glob(mark)) for mark in MARKS)
 
     def graphs(self, precision: str | None = None) -> Graphs:
         """The graphs of a precision, by default of the first in `PRECISIONS` that is there.
@@ -127,11 +142,15 @@ class ExportFolder:
             RequestError: there are none.
         """
         there = {name: found for name in PRECISIONS if (found := Graphs.in_folder(self.onnx, name))}
+        if self.graph:
+            there = {name: one for name, one in there.items() if self.graph in [path.name for _, path in one.present()]}
         chosen = there.get(precision) if precision else next(iter(there.values()), None)
         if chosen is None:
-            known = ", ".join(there) or "none"
+            translate, encoder, step = (file_name(name, precision or "float32") for name in Graphs._fields[:3])
+            received = self.graph or ", ".join(sorted(path.name for path in self.onnx.glob("*.onnx"))) or "no graph"
             raise RequestError(
-                f"expected graphs in {precision or 'any precision'} in {self.onnx}; it has {known}: write them with "
-                f"`{command_line('export')} RUN --format onnx --precision {precision or 'float32'}`"
+                f"expected {translate}, or {encoder} and {step}, in {self.onnx}; received {received}: copy them from "
+                f"where the export comes from, or write them with `{command_line('export')} RUN --format onnx "
+                f"--precision {precision or 'float32'}`; {PAGE} says what runs other files"
             )
         return chosen

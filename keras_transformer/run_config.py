@@ -14,6 +14,7 @@ from typing import Any
 from keras_transformer import family, schema
 from keras_transformer.decoding.search_options import OWN_SEARCH, own_search
 from keras_transformer.errors import RequestError, command_line
+from keras_transformer.export_folder import PAGE, ExportFolder
 from keras_transformer.files import write_text
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, NAME, modules_of
@@ -81,11 +82,11 @@ def read(path: Path) -> Config:
         RequestError: the file is missing or damaged, describes what no run has, or is of a newer version.
     """
     if not path.is_file():
-        is_export = (path.parent / "certificate.json").is_file()
-        export = "it is an export: give the run that was exported, or an export with ONNX graphs where one is taken"
+        export = f"it is an export: give the run that was exported; {PAGE} says what runs an export without its run"
         inside = sorted(str(model.parent) for model in islice(path.parent.glob("*/model.keras"), 8))
-        train = f"train one with `{command_line('train')}`"
-        mend = export if is_export else f"give a run in it, such as {', '.join(inside)}" if inside else train
+        train = f"check the path, or train one with `{command_line('train')}`"
+        mend = f"give a run in it, such as {', '.join(inside)}" if inside else train
+        mend = export if ExportFolder(path.parent).is_export() else mend
         raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
         config = _checked(schema.read_json(path, HEAD, MAX_CONFIG_BYTES, has_constants=True))

@@ -1,7 +1,7 @@
 """The certificate: runs every artefact in a process of its own and compares it with the model, sentence by sentence."""
 
 from ..artefacts import Artefact, artefacts_in
-from .comparison import certify, check_text, validation_text, verify, with_missing
+from .comparison import certify, check_text, kept_at, validation_text, verify
 from .contents import contents_of
 from .report import Certificate, Entry, markdown, write_certificate
 
@@ -13,9 +13,9 @@ __all__ = [
     "certify",
     "check_text",
     "contents_of",
+    "kept_at",
     "markdown",
     "validation_text",
     "verify",
-    "with_missing",
     "write_certificate",
 ]

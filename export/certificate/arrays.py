@@ -28,6 +28,7 @@ class ExpectedArrays(Expected):
         names: the names of labels, or of items; empty for masked tokens.
         first: the id of the first item.
         tokenizer: the tokenizer of texts.
+        context: the most ids that the model reads; 0 if it reads none.
     """
 
     unit = "probability"
@@ -41,10 +42,11 @@ class ExpectedArrays(Expected):
         names: Sequence[str] = (),
         first: int = 0,
         tokenizer: Tokenizer | None = None,
+        context: int = 0,
     ):
         super().__init__(signature, texts)
         self.seen, self.given, self.names, self.first, self.tokenizer = seen, inputs, names, first, tokenizer
-        self.tokenizers = [tokenizer] if tokenizer else []
+        self.tokenizers, self.context = [tokenizer] if tokenizer else [], context
 
     def inputs(self, artefact: Artefact) -> list[Any]:
         if self.tokenizer is None or artefact.takes != "text":
@@ -56,7 +58,8 @@ class ExpectedArrays(Expected):
 
     def sizes(self) -> dict[str, int]:
         num_names, fills = len(self.names), min(NUM_FILLS, len(self.seen[0].rankings[0].probabilities))
-        return {"D": len(self.seen[0].vector), "C": num_names, "I": min(NUM_ITEMS, num_names), "F": fills}
+        listed = {"C": num_names, "I": min(NUM_ITEMS, num_names), "F": fills}
+        return {"D": len(self.seen[0].vector), "S": self.context, **listed}
 
     def answer(self, place: int) -> str:
         return self._named(ranking.best for ranking in self.seen[place].rankings)
@@ -152,9 +155,10 @@ def distance(one: Sequence[float], other: np.ndarray) -> float:
 
 def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts) -> ExpectedArrays:
     """What a model gives that does not search."""
-    first, tokenizer = getattr(pipeline.model, "num_control_ids", 0), next(iter(pipeline.tokenizers), None)
+    first, context = (getattr(pipeline.model, name, 0) for name in ("num_control_ids", "context_length"))
     seen, inputs = signature.seen(pipeline, texts), signature.inputs(pipeline, texts)
-    return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer)
+    tokenizer = next(iter(pipeline.tokenizers), None)
+    return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer, context)
 
 
 def stored_arrays(
@@ -165,11 +169,12 @@ def stored_arrays(
     names: Sequence[str],
     first: int,
     tokenizer: Tokenizer | None,
+    context: int,
 ) -> ExpectedArrays:
     """What a certificate keeps of an encoder, where the model is not there.
 
     Args:
-        signature, names, first, tokenizer: as for `ExpectedArrays`.
+        signature, names, first, tokenizer, context: as for `ExpectedArrays`.
         texts: as they were given to the model.
         num_probes: how many of them are probes.
         stored: what `ExpectedArrays.stored` gave.
@@ -187,6 +192,5 @@ def stored_arrays(
     inputs = [
         text.tolist() if isinstance(text, np.ndarray) else one["ids"] for text, one in zip(texts, stored, strict=True)
     ]
-    return ExpectedArrays(
-        signature, Texts([], texts[:num_probes], texts[num_probes:]), seen, inputs, names, first, tokenizer
-    )
+    asked = Texts([], texts[:num_probes], texts[num_probes:])
+    return ExpectedArrays(signature, asked, seen, inputs, names, first, tokenizer, context)

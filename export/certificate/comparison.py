@@ -42,8 +42,8 @@ from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
 NUM_STORED = 8  # how many texts are kept beside the probes
-MAX_BYTES = 2**26  # the largest certificate.json
-SIZES = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "image_size", "channels")
+CERTIFICATE, MAX_BYTES = "certificate.json", 2**26  # its name, and the largest one
+SIZES = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "context_length", "image_size", "channels")
 SIZE, IDS = whole(0, 2**31 - 1), list_of(whole(0, 2**31 - 1))
 SEARCHES = list_of(having(decoding=DECODING, texts=list_of(dict)), 1)
 KEPT = object_of(
@@ -130,9 +130,12 @@ class KeptCertificate:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / "certificate.json"
+        self.folder, self.path = folder, folder / CERTIFICATE
         if not self.path.is_file():
-            raise RequestError(f"expected an export; {folder} has no certificate.json: export again")
+            raise RequestError(
+                f"expected an export, or a file of one; found no certificate.json at {folder}: copy it from where the "
+                "export comes from, or export again"
+            )
         try:
             self.content = read_json(self.path, KEPT, MAX_BYTES)
             self.about: dict[str, str] = self.content["run"]
@@ -190,8 +193,9 @@ class KeptCertificate:
             model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config, self.beginning)
             texts = Texts([], given[:num_probes], given[num_probes:])
             return ExpectedSearch(signature, texts, model, Decoding(**kept["decoding"]))
-        names, first = signature.names_in(folder, self.about), self.config.get("num_control_ids", 0)
-        return stored_arrays(signature, given, num_probes, stored, names, first, next(iter(tokenizers), None))
+        first, context = (self.config.get(name, 0) for name in ("num_control_ids", "context_length"))
+        names, tokenizer = signature.names_in(folder, self.about), next(iter(tokenizers), None)
+        return stored_arrays(signature, given, num_probes, stored, names, first, tokenizer, context)
 
     def _damaged(self, error: ValueError) -> RequestError:
         return RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again")
@@ -245,30 +249,42 @@ def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) ->
     return as_json(probes if len(probes) == NUM_PROBES else chosen_probes(run.pipeline, [], decoding))
 
 
-def verify(folder: str | os.PathLike[str], threads: int = 1) -> Certificate:
+def verify(path: str | os.PathLike[str], threads: int = 1) -> Certificate:
     """Compares the artefacts of an export folder with what its certificate keeps of the model.
 
+    Args:
+        path: the folder, or an artefact or a folder in it, which is then all that is compared.
+        threads: for each runtime.
+
     Raises:
-        RequestError: the folder has no certificate, or a damaged one, or a runtime is not installed.
+        RequestError: there is no artefact or no certificate, or a damaged one, or a runtime is not installed.
     """
-    folder = Path(folder)
-    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
+    kept, artefacts = kept_at(path)
     expected = kept.expected()
     if not {artefact.search(kept.decoding) for artefact in artefacts} <= expected.keys():
         raise RequestError(f"{kept.path} keeps no answers of the search of each artefact: give the run too")
-    certificate = compared(expected, kept.decoding, folder, artefacts, threads, kept.about)
+    certificate = compared(expected, kept.decoding, kept.folder, artefacts, threads, kept.about)
     return replace(certificate, kind=kept.content["kind"], against="stored")
 
 
-def with_missing(certificate: Certificate, folder: str | os.PathLike[str]) -> Certificate:
-    """The certificate with an entry for each artefact that the folder's own certificate names and that is not there."""
-    there = {entry.name for entry in certificate.entries}
-    missing = [
-        Entry(name, "", "", "", False, "nothing", "the certificate names it, and it is not there")
-        for name in KeptCertificate(Path(folder)).names
-        if name not in there
-    ]
-    return replace(certificate, entries=(*certificate.entries, *missing))
+def kept_at(path: str | os.PathLike[str]) -> tuple[KeptCertificate, list[Artefact]]:
+    """The certificate of the export that a path names or lies in, and those of its artefacts that the path holds. An
+    artefact that is not there is told: whoever has a part of an export can verify it.
+
+    Raises:
+        RequestError: there is no artefact, or no certificate.
+    """
+    path = Path(path)
+    kept = KeptCertificate(next((one for one in (path, *path.parents[:2]) if (one / CERTIFICATE).is_file()), path))
+    there = {one.name_in(kept.folder): one for one in artefacts_in(kept.folder)}
+    if "encoder" in kept.signature.halves:  # whose step says nothing without it
+        there = {name: one for name, one in there.items() if one.takes != "step"}
+    chosen = [one for one in there.values() if any(file.is_relative_to(path) for file in one.paths)]
+    if not chosen:
+        raise RequestError(f"expected an artefact at {path}; {kept.folder} has {', '.join(there) or 'none'}")
+    if path == kept.folder and (absent := [name for name in kept.names if name not in there]):
+        say(f"not checked, because not there: {', '.join(absent)}")
+    return kept, chosen
 
 
 def compared(

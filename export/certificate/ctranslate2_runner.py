@@ -54,7 +54,7 @@ class Search:
         if places:
             best |= zip(places, self.translations([sources[place] for place in places]), strict=True)
             scores[places] = self.scores([sources[place] for place in places], [best[place] for place in places])
-        rows = np.full((len(sources), max(map(len, best.values()))), "", object)
+        rows = np.full((len(sources), max(map(len, best.values()), default=0)), "", object)
         for place, pieces in best.items():
             rows[place, : len(pieces)] = pieces
         return {"target_pieces": rows, "score": scores}

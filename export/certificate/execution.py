@@ -207,10 +207,11 @@ def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answe
         kind = f"{output.type} {1 + len(output.axes)}"
         if given[name] != kind:
             raise BrokenArtefact(f"{where}: expected {name} to be {in_words(kind)}; it is {in_words(given[name])}")
-        shape = [sizes.get(axis) for axis in output.axes]
-        for row in answers["outputs"][name]:
-            if shape and not fits(np.shape(row), shape):
-                raise BrokenArtefact(f"{where}: expected {name} of shape {shape}; it has {list(np.shape(row))}")
+        for batch, found in answers["shapes"][name]:
+            longest = max([1, *batch[1:2]])
+            shape = [batch[0], *(min(longest, sizes["S"]) if axis == "S" else sizes.get(axis) for axis in output.axes)]
+            if not fits(found, shape):
+                raise BrokenArtefact(f"{where}: expected {name} of shape {shape} for {batch}; it has {found}")
 
 
 def check_finite(name: str, rows: Sequence[object], where: str, allows_none: bool) -> None:
@@ -224,7 +225,7 @@ def check_finite(name: str, rows: Sequence[object], where: str, allows_none: boo
             raise BrokenArtefact(f"{where}: {name} of text {number} is not finite: {found}")
 
 
-def fits(shape: tuple[int, ...], expected: Sequence[int | None]) -> bool:
+def fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Whether a shape has the expected sizes; None allows every size."""
     return len(shape) == len(expected) and all(
         size is None or size == given for size, given in zip(expected, shape, strict=True)

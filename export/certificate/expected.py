@@ -151,7 +151,7 @@ class Expected(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The sizes of outputs that are fixed, by the letters of `decoding.signatures`."""
+        """The sizes of outputs that are fixed, by the letters of `decoding.signatures`; S, the largest one."""
 
     @abstractmethod
     def answer(self, place: int) -> str:

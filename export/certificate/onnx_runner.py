@@ -82,7 +82,8 @@ class GreedySearch:
         if not self.encoders and not self.task["has_start"]:
             token_ids, read = np.where(ids[:, 0] == PAD, START, ids[:, 0]), ids[:, 1:]
         num_read, limits = np.sum(read != PAD, axis=1), self.limits(read, memory)
-        emitted = np.full((len(limits), max(1, *limits)), PAD, "int32")  # with what was read before it
+        longest = max([1, *limits])
+        emitted = np.full((len(limits), longest), PAD, "int32")  # with what was read before it
         done, log_prob = limits == 0, np.zeros(len(limits), "float32")
         emitted[done, 0] = END
         binding, names = self.step.io_binding(), [argument.name for argument in self.pasts]
@@ -90,7 +91,7 @@ class GreedySearch:
             binding.bind_ortvalue_input(name, value)
         places = {"logits": "cpu"} | {name.replace("past_", "present_"): self.device for name in names}
         past = [on_device(nothing_yet(argument, len(ids)), self.device) for argument in self.pasts]
-        for index in range(max(limits)):
+        for index in range(longest):
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(names, past, strict=True)
             logits, *past = run_bound(self.step, binding, inputs, places).values()
@@ -106,7 +107,7 @@ class GreedySearch:
                 break
         rows = [row[count:][row[count:] != PAD] for row, count in zip(emitted, num_read, strict=True)]
         lengths = np.array([*map(len, rows)])
-        ids = np.full((len(rows), max(1, *lengths)), PAD, "int32")
+        ids = np.full((len(rows), max([1, *lengths])), PAD, "int32")
         for row, some in zip(ids, rows, strict=True):
             row[: len(some)] = some
         scores = log_prob / ((5 + lengths) / 6) ** self.task["length_penalty"]

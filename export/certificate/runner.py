@@ -64,15 +64,17 @@ class Answers(TypedDict):
 
     outputs: dict[str, list[Any]]  # for each output and text: a string, ids without padding, or numbers
     types: dict[str, str]  # for each output its type and its number of axes, such as "float32 2"
+    shapes: dict[str, list[tuple[list[int], list[int]]]]  # for each output the shapes of each batch and of its answers
     seconds: list[float]  # the seconds of each batch
 
 
 class Trials(TypedDict):
-    """The answers of one signature: to texts in batches, alone and padded."""
+    """The answers of one signature: to texts in batches, alone and padded, and to an empty batch."""
 
     batched: Answers
     alone: Answers
     padded: Answers
+    empty: Answers
 
 
 class Result(TypedDict):
@@ -153,7 +155,7 @@ def check_tokenizer(loaded: Loaded, reads: Sequence[tuple[str, list[int]]]) -> N
 
 
 def trials(answers: Run, task: Task, is_main: bool) -> Trials:
-    """Runs a signature in batches, alone and padded; one that is not the main one on few texts."""
+    """Runs a signature in batches, alone, padded and on none; one that is not the main one on few texts."""
     long, texts, size = task["texts"][: task["num_long"]], usual_texts(task), task["batch_size"]
     texts = texts if is_main else texts[: task["num_few"]]
     batches = [texts[first : first + size] for first in range(0, len(texts), size)]
@@ -165,6 +167,7 @@ def trials(answers: Run, task: Task, is_main: bool) -> Trials:
         "batched": answer(answers, [*[long] * (is_main and bool(long)), *batches], make),
         "alone": answer(answers, alone, make, at_least, seconds),
         "padded": answer(answers, alone, padding(task, make), at_least, seconds),
+        "empty": answer(answers, [texts[:1]], lambda some: make(some)[:0]),
     }
 
 
@@ -177,7 +180,7 @@ def answer(
     run: Run, batches: Sequence[Texts], make: MakeBatch, at_least: int = 0, max_seconds: float = float("inf")
 ) -> Answers:
     """Answers the batches one by one; stops after `max_seconds`, but not before `at_least` batches."""
-    answers: Answers = {"outputs": {}, "types": {}, "seconds": []}
+    answers: Answers = {"outputs": {}, "types": {}, "shapes": {}, "seconds": []}
     for texts in batches:
         batch = make(texts)
         start = time.perf_counter()
@@ -190,6 +193,8 @@ def answer(
             kind = f"{'text' if rows.dtype == object else rows.dtype} {rows.ndim}"
             if answers["types"].setdefault(name, kind) != kind:
                 raise ValueError(f"expected {name} to be {answers['types'][name]} as before; received {kind}")
+            given = [*batch.shape] if isinstance(batch, np.ndarray) else [len(batch)]
+            answers["shapes"].setdefault(name, []).append((given, [*rows.shape]))
             answers["outputs"].setdefault(name, []).extend(plain(row) for row in rows[: len(texts)])
         if len(answers["seconds"]) >= at_least and sum(answers["seconds"]) > max_seconds:
             break

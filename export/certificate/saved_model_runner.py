@@ -29,7 +29,7 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
             return run
 
         def constant(batch: Any) -> Any:
-            return tf.constant([*map(to_bytes, batch)]) if isinstance(batch[0], str) else tf.constant(batch)
+            return tf.constant([*map(to_bytes, batch)], tf.string) if batch.dtype == object else tf.constant(batch)
 
         def read(texts: Sequence[str]) -> list[list[int]]:
             found = loaded.read(tf.constant([*map(to_bytes, texts)]))

@@ -28,7 +28,7 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
             return lambda batch: runner(**{task["input"]: given(batch)})
 
         def given(batch: Any) -> Any:
-            return np.array([*map(to_bytes, batch)], object) if isinstance(batch[0], str) else batch
+            return np.array([*map(to_bytes, batch)], object) if batch.dtype == object else batch
 
         signatures = {name: answers_of(name) for name in interpreter.get_signature_list()}
         return signatures, "CPU", "CPU", reader if task["tokenizer"] else None

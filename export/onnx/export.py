@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.signatures import IDS, Output, Signature, limits_of, permitted
+from keras_transformer.decoding.signatures import IDS, Output, Signature, limits_of, permitted, with_a_column
 from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
@@ -282,8 +282,7 @@ def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     shape = ["batch", *(signature.item_shape() or [LENGTHS.get(signature.takes, "length")])]
     given = ValueInfo(signature.takes, np.dtype(signature.input_type), shape)
     with ops.on(r):
-        taken = r.input(given)
-        found = signature.of_ids(taken if signature.item_shape() else _with_a_column(taken))
+        found = signature.of_ids(signature.taken(r.input(given)))
         outputs = [_output(name, output, found[name]) for name, output in signature.ids_outputs.items()]
     return model_of(r, [given], outputs)
 
@@ -306,7 +305,7 @@ def translate_model(
     translator: Any = run.pipeline
     decoding = decoding if with_n_best else decoding.one_best()
     with ops.on(r):
-        source_ids = _with_a_column(r.input(SOURCE))
+        source_ids = with_a_column(r.input(SOURCE))
         prefix_ids = r.input(PREFIX) if with_prefix else beginnings(translator.beginning, source_ids)
         ids, scores = translate_ids(run.model, source_ids, decoding, prefix_ids=prefix_ids)
         ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
@@ -323,12 +322,6 @@ def translate_model(
     return model_of(r, [SOURCE, *([PREFIX] if with_prefix else [])], outputs)
 
 
-def _with_a_column(ids: Recorded) -> Recorded:
-    """Ids (B, S), of a width of 0 with one column of pad: not all nodes take no numbers."""
-    batch_size, width = ops.shape(ids)
-    return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
-
-
 def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     """The graph that takes `text` (batch,): what the run's signature gives of the ids of texts, with texts for ids."""
     r, signature = recorder_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
@@ -338,7 +331,7 @@ def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
         outputs = []
         for name, output in signature.text_outputs.items():
             if name == "label":
-                best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None], axis=-1, keepdims=0)
+                best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None], axis=1, keepdims=0)
                 value = r.emit("Gather", np.array(run.pipeline.names, object), best, dtype=object, sizes=[None])
             elif output.type == "text":
                 ids = trimmed(found[next(iter(signature.ids_outputs))])

@@ -228,7 +228,8 @@ def reduced(r: Recorder, operator: str, x: Recorded, axis: Any, keepdims: bool) 
     sizes = [1 if place in axes else size for place, size in enumerate(x.sizes) if keepdims or place not in axes]
     if operator == "ReduceSum":  # takes the axes as an input
         return r.emit(operator, x, np.array(axes), dtype=x.dtype, sizes=sizes, keepdims=int(keepdims))
-    axes = [each - x.ndim for each in axes]
+    # Counted from the end, ONNX Runtime finds norms, but it gives results of an empty batch a wrong shape.
+    axes = [each - x.ndim for each in axes] if operator == "ReduceMean" else axes
     return r.emit(operator, x, dtype=x.dtype, sizes=sizes, keepdims=int(keepdims), axes=axes)
 
 

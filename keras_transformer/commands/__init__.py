@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.files import check_there, check_writable, write_whole
-from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tasks import TASKS, task_of
+from keras_transformer.run_folder import read_config
+from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
 from keras_transformer.text.lines import read_lines, require_no_nul
 from keras_transformer.training.flags import Parser
 
@@ -60,7 +60,7 @@ def _check_read(path: str, metavar: str) -> None:
     """
     if metavar != "RUN":
         check_there(path, metavar)
-    elif not (Path(path).is_file() or ExportFolder(path).is_export() or any(Path(path).glob("*.onnx"))):
+    elif not ExportFolder(path).is_export():
         read_config(path)
 
 
@@ -152,9 +152,9 @@ def _joined(verb: str, of_each: Mapping[str, Command]) -> Command:
 
 
 def _task_of(folder: str, verb: str, of_each: Mapping[str, Command]) -> str:
-    """The task of the run in a folder, by which a verb is done. An export is left to the first task."""
-    if not RunFolder(folder).is_run() and ExportFolder(folder).is_export():
-        return next(iter(of_each))
+    """The task of the run in a folder, by which a verb is done. Exports are a translator's: no others run here."""
+    if DEFAULT_TASK in of_each and ExportFolder(folder).is_export():
+        return DEFAULT_TASK
     task = task_of(read_config(folder))
     if task not in of_each:
         raise RequestError(

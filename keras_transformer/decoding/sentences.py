@@ -181,9 +181,11 @@ class Texts(Sequence[Any]):
         return self.num_long + self.num_probes
 
     def name(self, place: int) -> str:
-        """What a certificate calls a text."""
-        number = place - self.first_given + 1
-        return f"line {number}" if number > 0 else f"probe {place + 1}"
+        """What a certificate calls a text. A certificate keeps no long ones, so the probes are counted without them."""
+        for kind, first in (("line", self.first_given), ("probe", self.num_long)):
+            if place >= first:
+                return f"{kind} {place - first + 1}"
+        return f"long text {place + 1}"
 
 
 def odd_texts(tokenizer: Tokenizer) -> list[str]:

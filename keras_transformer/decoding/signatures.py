@@ -1,7 +1,7 @@
 """What artefacts take and give, and the functions that are traced and recorded: the base of all tasks.
 
 Letters in shapes: B texts, S ids of a text, L of what is emitted, n hypotheses, C labels, I items and F pieces that are
-listed, D width.
+listed, D width. B may be 0. Outputs have at least one S, and at most as many as the model reads.
 """
 
 from __future__ import annotations
@@ -47,8 +47,16 @@ def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
 
 
 def known(ids: Tensor, vocabulary_size: int) -> Tensor:
-    """Ids, those that the vocabulary lacks replaced by unknown."""
+    """Ids (B, S), without pad in front of them; those that the vocabulary lacks are replaced by unknown."""
+    begun = ops.cumsum(ops.cast(ids != PAD, "int32"), axis=1)  # (B, S) 0 in front of the first id
+    ids = moved(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
     return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
+
+
+def with_a_column(ids: Tensor) -> Tensor:
+    """Ids (B, S); where S is 0, one column of pad, because not all operators take no numbers."""
+    batch_size, width = ops.shape(ids)
+    return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
 def moved(ids: Tensor, starts: Tensor) -> Tensor:
@@ -163,12 +171,12 @@ class Signature:
         """Ids (B, S) of the pieces of texts, each with the id that closes them → what `of_ids` takes."""
         return ops.pad(ids, [[0, 0], [1, 0]], constant_values=START) if self.has_start else ids
 
-    def padded(self, ids: Tensor) -> Tensor:
-        """Ids (B, S) → (B, S + 1), with pad behind them."""
-        return ops.pad(ids, [[0, 0], [0, 1]])
+    def taken(self, ids: Tensor) -> Tensor:
+        """What an artefact is given → what `of_ids` takes."""
+        return ids if self.item_shape() else with_a_column(ids)
 
     def of_ids(self, ids: Tensor) -> Outputs:
-        """What the file that takes ids gives for ids (B, S), padded with 0."""
+        """What the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
         raise NotImplementedError
 
     def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
@@ -177,7 +185,7 @@ class Signature:
 
     def named(self, ids: Tensor) -> Outputs:
         """What a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
-        return self.of_ids(self.padded(ids))
+        return self.of_ids(self.taken(ids))
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:

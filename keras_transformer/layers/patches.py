@@ -121,8 +121,7 @@ class ImageAttention(Layer):
         )
         scores = ops.cast(masked_softmax(dot(query, key), None), self.compute_dtype)  # (B, H·W, H·W), the paper's β
         gathered = ops.matmul(ops.matmul(scores, value), ops.cast(self.output_kernel, self.compute_dtype))
-        gathered = ops.reshape(gathered, (-1, height, width, channels))
-        return ops.cast(self.gamma, self.compute_dtype) * gathered + images
+        return ops.reshape(ops.cast(self.gamma, self.compute_dtype) * gathered + pixels, (-1, height, width, channels))
 
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         return images_shape

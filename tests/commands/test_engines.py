@@ -250,12 +250,45 @@ def test_an_export_translates_and_scores(built_run, translate, translator, tmp_p
     for beams in (2, 1):
         expected = lines_of(translator.translate(LINES, num_beams=beams, max_length=5))
         assert translate(export, "--beams", beams) == (0, expected, "")
-    assert "is an export, which has no Keras model: give the run, or --e" in translate(export, "--engine", "keras")[2]
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in (export / "onnx" / "translate.onnx", export / "tokenizer.model"):
+        shutil.copy(path, flat)
+    expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
     (tmp_path / "text").write_bytes(SOURCE)
+    both = ("--source", tmp_path / "text", "--reference", tmp_path / "text")
+    for part in (export / "onnx", export / "onnx" / "translate.onnx", flat, flat / "translate.onnx"):
+        assert translate(part, "--beams", 2) == (0, expected, "")
+        assert translate(part, *both, command="evaluate")[0] == 0
+    assert "is an export, which has no Keras model: give the run, or --e" in translate(export, "--engine", "keras")[2]
     files = ("--source", tmp_path / "text", "--target", tmp_path / "text")
     (_, found, _), (_, expected, _) = (translate(folder, *files, command="score") for folder in (export, built_run))
     numbers, others = ([float(word) for word in out.split()] for out in (found, expected))
     assert numbers == pytest.approx(others, rel=1e-4, abs=1e-3) and len(numbers) >= len(LINES)
+
+
+PAIRS = ["--source", "text", "--reference", "text"]
+GIVEN: dict[str, list] = {  # with which commands look at their folder
+    "translate": [], "evaluate": PAIRS, "compare": ["there", *PAIRS], "score": ["--source", "text", "--target", "text"],
+    "generate": ["--prompt", "a"], "classify": ["a.png"], "fill": [], "embed": ["--out", "x.npy"], "recommend": [],
+    "neighbours": ["a"], "attention": ["a", "--out", "x.html"], "info": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", GIVEN)
+def test_who_has_a_part_of_an_export_is_told_what_is_missing_not_to_train(command, translate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_bytes(SOURCE)
+    for name in ("graph/onnx/translate_text.onnx", "saved/saved_model/saved_model.pb", "lite/tflite/classify.tflite"):
+        folder = Path(name).parent
+        folder.mkdir(parents=True)
+        Path(name).touch()
+        for part in (folder.parent, folder, Path(name)):
+            if part.suffix != ".pb":
+                status, _, err = translate(part, *GIVEN[command], command=command)
+                assert status == 2 and "docs/recipients.md" in err and "train" not in err, (part, err)
+                if command in ("translate", "evaluate", "compare", "score"):
+                    assert "expected translate.onnx, or encoder.onnx and step.onnx, in" in err
 
 
 def test_evaluate_takes_an_engine_and_processes_change_nothing(kept_run, translate, keras_is_used):

@@ -13,7 +13,7 @@ import pytest
 
 from export.__main__ import main
 from export.artefacts import Decoding, TrainedRun
-from export.certificate import Artefact, artefacts_in, certify, comparison, execution, validation_text, verify
+from export.certificate import Artefact, Entry, artefacts_in, certify, comparison, execution, validation_text, verify
 from export.certificate.comparison import KeptCertificate
 from export.onnx.export import write_graph
 from keras_transformer.errors import RequestError
@@ -70,7 +70,6 @@ def test_an_export_is_certified_again_by_its_run_or_by_what_its_certificate_keep
     report = capsys.readouterr().out
     assert "Every artefact holds." in report and report.count("| `onnx/") == 4 and "the model is not there" in report
     assert {path: path.read_bytes() for path in kept.rglob("*.*")} == before
-    (kept / "onnx" / "step.onnx").unlink()
     (kept / "onnx" / "encoder.onnx").unlink()
     (path,) = write_graph(trained, kept / "onnx" / "translate.onnx", "translate", Decoding(3, 0.3, 12, 1), "float32")
     model = onnx.load(path)
@@ -80,17 +79,46 @@ def test_an_export_is_certified_again_by_its_run_or_by_what_its_certificate_keep
     assert main(["--verify", str(kept), str(stored_run)]) == 1
     report = capsys.readouterr().out
     assert "its score differs from the model's log P" in report and "the model is not there" not in report
-    assert "## onnx/encoder.onnx + step.onnx" in report and "the certificate names it, and it is not there" in report
 
 
-def test_verify_refuses_the_flags_of_an_export_and_a_run_of_another_kind(kept, stored_run, tmp_path, capsys):
+def test_what_is_not_there_is_told_and_one_artefact_can_be_verified_alone(kept, capsys, monkeypatch):
+    """A step says nothing without its encoder, so whoever has the step alone has no artefact."""
+    told, whole, halves = "not checked, because not there: ", "onnx/translate.onnx", "onnx/encoder.onnx + step.onnx"
+    other, ran = kept / "tokenizer.model", []
+
+    def certified(expected, folder, artefact, *_):
+        ran.append(artefact.name_in(folder))
+        return Entry(ran[-1], "onnx", "ids", "float32", True, "rule")
+
+    monkeypatch.setattr(comparison, "certified", certified)
+    for gone, path, status, names, err in (
+        ([], kept, 0, [whole, halves], None),
+        ([], kept / "onnx", 0, [whole, halves], None),
+        ([], kept / "onnx" / "step.onnx", 0, [halves], None),
+        ([], kept / whole, 0, [whole], None),
+        ([], other, 2, [], f"expected an artefact at {other}; {kept} has {whole}"),
+        (["encoder"], kept, 0, [whole], f"{told}{halves}"),
+        (["translate"], kept, 2, [], f"expected an artefact at {kept}; {kept} has none"),
+        (["step"], kept.parent, 2, [], "found no certificate.json at"),
+    ):
+        for name in gone:
+            (kept / "onnx" / f"{name}.onnx").unlink()
+        assert main(["--verify", str(path)]) == status
+        out, found = capsys.readouterr()
+        assert ran == names and (err in found if err else told not in found)
+        assert ("Every artefact holds." in out) == (status == 0)
+        ran.clear()
+
+
+def test_verify_refuses_the_flags_of_an_export_and_a_run_of_another_kind(kept, stored_run, capsys):
     content = json.loads((kept / "certificate.json").read_text())
-    (tmp_path / "certificate.json").write_text(json.dumps({**content, "kind": "language-model"}))
+    content["run"]["model"] = json.dumps({**json.loads(content["run"]["model"]), "context_length": 9})
+    (kept / "certificate.json").write_text(json.dumps({**content, "kind": "language-model"}))
     for request, words in (
         ("--verify x --out x", "no --out: leave it out"),
         ("--verify x --beams 2", "no --beams: leave it out"),
         ("", "expected a run folder to export, or --verify"),
-        (f"--verify {tmp_path} {stored_run}", "an export of another kind of model"),
+        (f"--verify {kept} {stored_run}", "an export of another kind of model"),
     ):
         assert main(request.split()) == 2
         assert words in capsys.readouterr().err

@@ -5,6 +5,7 @@ At the end of the file: how nearly a search lost its hypothesis.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def result_of(expected: ExpectedSearch) -> Result:
     def answers(count: int, num_batches: int) -> dict[str, Any]:
         best = [one for one, *_ in expected.hypotheses[:count]]
         outputs = {BEST: [list(one.ids) for one in best], "score": [one.score for one in best]}
-        return {"outputs": outputs, "types": {BEST: "int32 2", "score": "float32 1"}, "seconds": [0.1] * num_batches}
+        types = {BEST: "int32 2", "score": "float32 1"}
+        return {"outputs": outputs, "types": types, "shapes": defaultdict(list), "seconds": [0.1] * num_batches}
 
     trials = {"batched": answers(100, 1), "alone": answers(64, 64), "padded": answers(64, 64)}
     costs = {"load_seconds": 1.0, "peak_bytes": 1, "provider": "P", "device": "CPU", "versions": {}, "modules": []}
@@ -71,7 +73,7 @@ def with_texts(expected: ExpectedSearch, result: Result) -> Result:
         listed = expected.hypotheses[: len(rows)]
         texts, scores = ([[getattr(one, name) for one in some] for some in listed] for name in ("text", "score"))
         outputs = {"translations": texts, "scores": scores}
-        signatures["n_best"][given] = {"outputs": outputs, "types": types, "seconds": [0.1]}
+        signatures["n_best"][given] = {**answers, "outputs": outputs, "types": types, "seconds": [0.1]}
     return {**result, "signatures": signatures}
 
 

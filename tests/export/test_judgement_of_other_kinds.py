@@ -27,11 +27,16 @@ def expected(pipeline, texts, decoding=None) -> Any:
     return expected_of(TrainedRun(pipeline), decoding or Decoding(), Texts([], [], texts), None)
 
 
-def judged(expected, outputs, precision="float32", takes="ids"):
-    """The judgement of an artefact that gives these outputs, batched, alone and padded."""
+def judged(expected, outputs, precision="float32", takes="ids", width=1):
+    """The judgement of an artefact that gives these outputs, batched, alone and padded, for rows of so many ids."""
     types = {name: TYPES[name] for name in outputs}
     types |= {"probabilities": "float32 3"} if "piece_ids" in outputs else {}
-    answers = {"outputs": outputs, "types": types, "seconds": [0.1]}
+    count = len(next(iter(outputs.values())))
+    shapes = {
+        name: [] if name == "added_ids" else [([count, width], [count, *np.shape(rows[0])])]
+        for name, rows in outputs.items()
+    }
+    answers = {"outputs": outputs, "types": types, "shapes": shapes, "seconds": [0.1]}
     costs = {"load_seconds": 1.0, "peak_bytes": 1, "provider": "", "device": "CPU", "versions": {}, "modules": []}
     trials = {given: json.loads(json.dumps(answers)) for given in ("batched", "alone", "padded")}
     result: Any = {"signatures": {"": trials}, **costs}
@@ -102,7 +107,9 @@ def test_ids_that_no_vocabulary_has_are_told_by_number_and_every_item_that_is_li
     [seen], size = fills.seen, len(fills.seen[0].rankings)
     outputs: dict[str, list] = {"piece_ids": [[[10**6] * 5] * size], "probabilities": [[[0.1] * 5] * size]}
     with pytest.raises(BrokenArtefact, match="1000000, which the vocabulary lacks"):
-        judged(fills, {**outputs, "vector": [seen.vector.tolist()]})
+        judged(fills, {**outputs, "vector": [seen.vector.tolist()]}, width=size)
+    with pytest.raises(BrokenArtefact, match=rf"piece_ids of shape \[1, {size - 1}, 5\].*it has \[1, {size}, 5\]"):
+        judged(fills, {**outputs, "vector": [seen.vector.tolist()]}, width=size - 1)
     histories = expected(recommender_of(), HISTORIES[:2])
     rankings = [[*one.rankings[0].probabilities.items()][:20] for one in histories.seen]
     outputs = {

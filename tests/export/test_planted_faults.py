@@ -16,11 +16,14 @@ import keras
 import numpy as np
 import onnx
 import pytest
+import tensorflow as tf
 
 from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
-from export.certificate import artefacts_in, certify, comparison, runner, verify, write_certificate
+from export.certificate import artefacts_in, certify, comparison, execution, runner, verify, write_certificate
+from export.certificate.comparison import KeptCertificate
 from export.certificate.execution import Execution
 from export.exporting import write_artefacts
+from keras_transformer.decoding.sentences import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
@@ -269,10 +272,47 @@ def test_every_artefact_of_a_kind_holds_by_the_model_and_by_what_its_certificate
     folder = Path(shutil.copytree(export.folder, tmp_path / "folder"))
     write_certificate(certificate, folder)
     for path in folder.glob("saved_model*"):
+        assert callable(tf.saved_model.load(str(path)))
         shutil.rmtree(path)
     again = verify(folder)
     assert [(entry.name, entry.reason) for entry in again.entries if not entry.holds] == []
     assert (again.kind, again.against) == (export.run.model.kind, "stored")
+    model = comparison.expected_of(export.run, export.decoding, Texts([], [], []), None)
+    asked = [model, *KeptCertificate(folder).expected().values()]
+    names, *kept = ({one.texts.name(place): one.source(place) for place in range(len(one.texts))} for one in asked)
+    assert all(some.items() <= names.items() for some in kept), "both certificates call a text alike"
+
+
+# Of what a file takes, batch and length: none, one and many; of no ids, of some, and of more than the model reads.
+SHAPES = [(0, 0), (0, 7), (1, 0), (1, 1), (3, 2), (3, 7), (2, 50)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "overflowing"])
+def test_ids_and_images_of_any_shape_are_answered_and_pad_in_front_changes_nothing(kind, export_of):
+    """But for callers' loops; the certificate itself gives an empty batch to every artefact."""
+    export = export_of(kind)
+    certificate_of(export, artefacts_in(export.folder)[:1])
+    expected = comparison.expected_of(export.run, export.decoding, Texts([], [], []), None)
+    signature, run = expected.signature, export.run
+    item = signature(run.pipeline, run.model, export.decoding).item_shape()
+    made = [one for one in artefacts_in(export.folder) if one.takes == "ids" or not signature.text_stem]
+    assert made
+    for artefact in made:
+        load = runner.script_of(artefact.format)["prepare"](execution.task_of(artefact, expected, 1))
+        ask = next(iter(runner.Loaded(*load()).signatures.values()))
+        outputs = signature.outputs("", artefact.takes == "text")
+        for count, width in SHAPES:
+            shape = (count, *(item or [width]))
+            batch: Any = np.full(shape, 9, signature.input_type)
+            answers = runner.answer(ask, [batch], np.asarray)
+            execution.check_answers(expected, outputs, answers, f"{artefact.path.name} {shape}")
+        if not item:
+            behind = np.pad(runner.batch_of_ids(expected.inputs(artefact)[-5:]), [(0, 0), (0, 3)])
+            in_front = np.array([np.roll(row, np.argmax(row[::-1] != PAD)) for row in behind])
+            assert (in_front[:, 0] == PAD).all() and (in_front[:, -1] != PAD).any()
+            found, others = ask(behind), ask(in_front)
+            for name in [name for name, output in outputs.items() if output.type != "text"]:
+                np.testing.assert_allclose(found[name], others[name], atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # a fault that is planted

@@ -26,6 +26,7 @@ def test_it_translates_as_the_model_alone_in_a_batch_and_what_is_no_utf_8(export
     assert scores == pytest.approx([one.score for one in expected], abs=1e-4)
     assert ask(odd[:1]) == [(texts[0], pytest.approx(scores[0], abs=1e-4))] and ask([]) == []
     assert ask([b"ba \xff do"])[0][0] == trained.pipeline.translate(["ba \ufffd do"], split="off", **SEARCH)[0]
+    assert loaded(tf.constant(["ba do fi"]))["translation"].numpy().tolist() == [texts[0].encode()]
     # As TensorFlow Serving runs it: by tags and signatures alone, with no Python of the model's.
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         model = tf.compat.v1.saved_model.load(session, ["serve"], str(exported / "saved_model"))

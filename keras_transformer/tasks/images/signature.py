@@ -35,9 +35,6 @@ class Recognition(Signature):
     def item_shape(self) -> tuple[int, ...]:
         return self.model.image_shape
 
-    def padded(self, ids: Tensor) -> Tensor:
-        return ids
-
     def of_ids(self, ids: Tensor) -> Outputs:
         vector = self.model.states(ids)[:, 0]
         logits = ops.cast(self.model.head(vector), "float32")

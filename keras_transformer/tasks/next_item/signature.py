@@ -39,7 +39,7 @@ class Recommending(Signature):
 
     def of_ids(self, ids: Tensor) -> Outputs:
         model = self.model
-        ids = known(self.padded(ids), model.vocabulary_size)
+        ids = known(ops.pad(ids, [[0, 0], [0, 1]]), model.vocabulary_size)
         last = model.context_length - 1
         count = ops.sum(ops.cast(ids[:, 1:] != PAD, "int32"), axis=-1)  # (B,)
         ids = ops.concatenate([ids[:, :1], moved(ids[:, 1:], ops.maximum(count - last, 0))[:, :last]], axis=1)

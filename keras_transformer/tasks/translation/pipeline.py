@@ -357,7 +357,7 @@ def load(
     Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
 
     Args:
-        run: a run folder, which train.py wrote, or an export folder, which `python -m export` wrote.
+        run: a run folder, which train.py wrote, or an export, which `python -m export` wrote: see `ExportFolder`.
         max_source_length: see `Translator`.
         precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
         num_threads: how many threads an export uses; by default one for each core.
@@ -366,8 +366,8 @@ def load(
     Raises:
         RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or an option is no run's.
     """
-    folder, export = RunFolder(run), ExportFolder(run)
-    if export.is_export() and not folder.is_run():
+    folder = RunFolder((export := ExportFolder(run)).path)
+    if export.is_export():
         return translator_of(OnnxDecoder(export.graphs(precision), num_threads, provider), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")

@@ -3,7 +3,7 @@
 from keras_transformer.commands import Command, Deed, Importing
 from keras_transformer.tasks.translation.commands import arguments
 
-RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
+RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 COMMANDS = {
     "translate": Command(
         Deed(f"{__name__}.translate:translate"),

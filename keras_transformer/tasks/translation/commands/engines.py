@@ -123,7 +123,8 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     """
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
-    translator = translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
+    folder = RunFolder(ExportFolder(arguments.run).path)
+    translator = translator_of(decoder, folder, getattr(arguments, "max_source_length", None))
     return in_direction(translator, arguments)
 
 
@@ -156,12 +157,12 @@ def chosen_decoder(
     """What opens the decoder; the graphs of a run are built first if they are not there."""
     run = RunFolder(arguments.run)
     with_halves = options.sampling or has_prefixes
-    if ExportFolder(run.path).is_export() and not run.is_run():
+    if (export := ExportFolder(run.path)).is_export():
         if others_of(arguments):
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
         if arguments.engine == "keras":
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
-        return chosen_onnx(arguments, ExportFolder(run.path).graphs(arguments.precision))
+        return chosen_onnx(arguments, export.graphs(arguments.precision))
     precision = arguments.precision or "float32"
 
     def place() -> Graphs:

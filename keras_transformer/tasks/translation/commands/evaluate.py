@@ -39,18 +39,19 @@ def evaluate(arguments: argparse.Namespace) -> None:
     checked_tokenizer(arguments.tokenize, None)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
-    warn_of_text(RunFolder(arguments.run), lines, translator.source_tokenizer)
+    warn_of_text(arguments.run, lines, translator.source_tokenizer)
     print_result(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
-def warn_of_text(run: RunFolder, lines: ParallelLines, tokenizer: Tokenizer) -> None:
+def warn_of_text(folder: str, lines: ParallelLines, tokenizer: Tokenizer) -> None:
     """Warns of swapped sides, and of sources on which a run was trained, as far as its text is still there.
 
     Args:
-        run: the folder.
+        folder: a run or an export.
         lines: what is translated, and the references.
         tokenizer: the tokenizer of the run's sources; a run with tags may have both directions.
     """
+    run = RunFolder(ExportFolder(folder).path)
     with suppress(RequestError):
         kept = read_both(str(run.valid_source), str(run.valid_target))
         if not tokenizer.tags and are_swapped(lines, kept):
@@ -104,7 +105,7 @@ def scorer(folder: str, provider: str = "auto") -> Translator:
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
     """
-    if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
+    if ExportFolder(folder).is_export():
         return load(folder, provider=provider)
     if provider != "auto":
         raise RequestError(f"--provider {provider} is for exports; {folder} is a run: leave it out, or give an export")
@@ -125,7 +126,7 @@ def compare(arguments: argparse.Namespace) -> None:
     options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
     tokenize = common_tokenizer(arguments.tokenize, translators)
     for run, translator in zip(arguments.runs, translators, strict=True):
-        warn_of_text(RunFolder(run), lines, translator.source_tokenizer)
+        warn_of_text(run, lines, translator.source_tokenizer)
     sources = [lines.sources] * len(translators)
     for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         print_result(json.dumps({"run": run, **row}))
