@@ -179,7 +179,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         is_class = ops.logical_and(y_true >= 0, y_true < y_pred.shape[-1])
         _require_classes(y_true, is_class, y_pred.shape[-1])
-        losses = smoothed_cross_entropy(y_true, y_pred, self.label_smoothing)
+        losses = smoothed_cross_entropy(ops.where(is_class, y_true, 0), y_pred, self.label_smoothing)
         return ops.where(is_class, losses, math.nan)  # XLA can raise no error
 
     def get_config(self) -> Config:

@@ -49,7 +49,7 @@ keras_transformer.options keras_transformer.lengths keras_transformer.errors ker
 keras_transformer.version keras_transformer.machine
 keras_transformer.schema
 """
-MOST_MODULES = 209  # of the package and of export
+MOST_MODULES = 210  # of the package and of export
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder")}

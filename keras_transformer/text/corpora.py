@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, first_of, warn
+from keras_transformer.errors import RequestError
 from keras_transformer.making import MULTI30K_RECIPE
 from keras_transformer.options import Config
+from keras_transformer.text.held_out import drawn_identity, whole_groups
 from keras_transformer.text.lines import is_blank, refuse_pipe, sha256_of
 from keras_transformer.text.lines import read_lines as read_lines
 from keras_transformer.text.named_corpora import Wmt14, multi30k_sha256, number_pairs
@@ -29,7 +30,6 @@ from keras_transformer.text.pronouns import pronoun_examples
 
 Pair = tuple[str, str]
 Item = TypeVar("Item")  # what a corpus is made of: pairs, lines, or histories
-One = TypeVar("One", bound=Hashable)
 
 HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
 HELD_OUT_LINES = 2_000  # but no more than these
@@ -173,71 +173,6 @@ def _held_out(train: _ParallelFiles, seed: int | None) -> list[Pair]:
             "validation: add other text, or give --valid-source and --valid-target"
         )
     return pairs
-
-
-def whole_groups(candidates: Iterable[One], counts: Mapping[One, int], most: int) -> set[One]:
-    """Which candidates to hold out, each with everything that equals it: so what is held out is never trained on.
-
-    The rarest come first, so that little is lost where some items are frequent, and at most `most` items are held out.
-    But one candidate always is.
-
-    Args:
-        candidates: what may be held out, in the order of preference among equally frequent ones.
-        counts: how often each candidate occurs in all.
-        most: how many items to hold out.
-    """
-    chosen, total = set[One](), 0
-    for candidate in sorted(dict.fromkeys(candidates), key=counts.__getitem__):
-        total += counts[candidate]
-        if chosen and total > most:
-            break
-        chosen.add(candidate)
-    return chosen
-
-
-def stratified(items: Sequence[tuple[str, One]], share: float, seed: int) -> set[tuple[str, One]]:
-    """Draws what to hold out: of each label the same share, as near as whole items allow, but at least one.
-
-    Items that are equal stay together; see `whole_groups`. A label of one item alone, or of copies of it, stays in
-    training.
-
-    Args:
-        items: the label of each, and what tells whether two of them are equal.
-        share: from 0 to 1.
-        seed: the same seed draws the same items.
-    """
-    of_label, held_out, random = defaultdict[str, list](list), set[tuple[str, One]](), np.random.default_rng(seed)
-    for item in items:
-        of_label[item[0]].append(item)
-    for _, some in sorted(of_label.items()):
-        counts = Counter(some)
-        if len(counts) > 1:
-            drawn = (some[place] for place in random.permutation(len(some)))
-            held_out |= whole_groups(drawn, counts, round(share * len(some)))
-    return held_out
-
-
-def tell_of_single_labels(items: Iterable[tuple[str, Hashable, str]], path: str | os.PathLike[str]) -> None:
-    """Warns of labels that one item alone has, or copies of it, such as a misspelt one.
-
-    Args:
-        items: the label of each, what tells whether two are equal, and its name, such as "line 7".
-        path: where they are.
-    """
-    last = {(label, key): name for label, key, name in items}
-    counts = Counter(label for label, _ in last)
-    if alone := [f"{label!r:.60} ({name})" for (label, _), name in last.items() if counts[label] == 1]:
-        warn(f"{path}: {len(alone):,} label(s) have one item alone, which is not held out: {first_of(alone)}")
-
-
-def drawn(count: int, most: int) -> list[int]:
-    """The places of at most so many of `count` items: all, or a share that is drawn, the same in every process."""
-    return sorted(np.random.default_rng(0).choice(count, min(count, most), replace=False).tolist())
-
-
-def drawn_identity(identity: str, seed: int | None) -> str:
-    """The identity of a text of which a seed draws what is held out; without a seed that of the text."""
-    return identity if seed is None else sha256_of([identity, f"drawn {seed}"])
 
 
 def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus[Pair]:

@@ -150,9 +150,9 @@ def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas:
     loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):
-        is_label = (weights > 0).astype("float32")
-        total += float(loss(labels, model(inputs, training=False), is_label))
-        count += float(is_label.sum())
+        weight = float(weights.sum())
+        total += float(loss(labels, model(inputs, training=False), weights)) * weight
+        count += weight
     return total / count
 
 

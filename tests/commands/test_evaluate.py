@@ -85,7 +85,7 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
         status, figures, _ = evaluate(folder, ["two"], *options)
         assert status == 0 and "tok:zh" in figures["bleu_signature"]
     assert "tok:none" in evaluate(export, ["two"], "--tokenize", "none")[1]["bleu_signature"]
-    assert main(["evaluate", str(run_folder), "--log", "log", "--tokenize", "char"]) == 2
+    assert main(["evaluate", str(run_folder), "--log", __file__, "--tokenize", "char"]) == 2
     assert "--log is for --task next-item; received it for --task translation" in capsys.readouterr().err
 
 

@@ -66,7 +66,7 @@ def test_embed_writes_a_vector_for_each_line(learned, run, tmp_path):
 
 
 MISUSED = {
-    "classify {run} one.png": "FILE is for --task images; received it for --task classification",
+    "classify {run} one.png": "IMAGE is for --task images; received it for --task classification",
     "embed {run} --out missing/vectors.npy": "choose another file with --out",
     "recommend {run}": "received encoder, which `classify` takes",
 }

@@ -119,7 +119,7 @@ REFUSED = {
     "--dataset numbers": "a log is one of series, or your own with --log; received: 'numbers'",
     "--log nan": "nan, line 2: expected a time, a number such as seconds since 1970; received 'nan'",
     "--log strange --init-from learned": "expected histories with items of the vocabulary; received",
-    "--log learned/log --out learned": "--log must not lie in the folder of the new run",
+    "--log learned/log --out learned --overwrite": "--log must not lie in the folder of the new run",
 }
 
 

@@ -99,7 +99,6 @@ REFUSED = {
     "foreign": "foreign: expected vectors of words that are pieces of the vocabulary; received none, of",
     "zeros": "received zeros alone, of",
     "cut": "cut, line 7: expected a word and 8 numbers",
-    "refused/vectors": "--word-vectors must not lie in the folder of the new run",
     "vectors --init-from whole": "--init-from brings a whole model; received both: give one",
 }
 

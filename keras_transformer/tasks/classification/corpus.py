@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from keras_transformer.errors import RequestError, say
 from keras_transformer.options import Config
 from keras_transformer.run_config import require_readable
-from keras_transformer.text.corpora import Corpus, stratified, tell_of_single_labels, whole_groups
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.held_out import stratified, tell_of_single_labels, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
 

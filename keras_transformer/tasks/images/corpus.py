@@ -15,7 +15,8 @@ from PIL import Image, ImageOps
 
 from keras_transformer.errors import RequestError, first_of, warn
 from keras_transformer.options import Config
-from keras_transformer.text.corpora import Corpus, stratified, tell_of_single_labels
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.

@@ -18,7 +18,8 @@ from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixel
 from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.text.corpora import Corpus, drawn
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.held_out import drawn
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 

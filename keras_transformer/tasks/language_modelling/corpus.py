@@ -15,7 +15,8 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.options import Config
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
-from keras_transformer.text.corpora import Corpus, Pair, drawn_identity, stratified
+from keras_transformer.text.corpora import Corpus, Pair
+from keras_transformer.text.held_out import drawn_identity, stratified
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer

@@ -21,8 +21,9 @@ from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS, G
 # A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
-from keras_transformer.text.corpora import Corpus, corpus_from_files, drawn
+from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
+from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.callbacks import Loss

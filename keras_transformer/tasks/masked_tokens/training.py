@@ -14,7 +14,7 @@ from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACT
 from keras_transformer.tasks.masked_tokens.batches import MaskedPlan, MaskedRows
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
-from keras_transformer.text.corpora import drawn
+from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies

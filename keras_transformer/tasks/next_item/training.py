@@ -18,7 +18,8 @@ from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.text.corpora import Corpus, drawn
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.held_out import drawn
 from keras_transformer.text.tokenizer import UNKNOWN
 from keras_transformer.training.callbacks import Ndcg
 from keras_transformer.training.common_settings import Settings
