@@ -66,7 +66,7 @@ CASES: dict[str, tuple] = {
     "a column": (OURS, CLASSES[:, None], OF_ROWS[:, None], OF_ROWS),
     "one-hot": (ONE_HOT, CLASSES, OF_ROWS, OF_ROWS),
     "one-hot tokens": (ONE_HOT, TOKENS, OF_TOKENS, OF_TOKENS),
-    "a function": (by_function, TOKENS, None, np.ones((7, 5))),
+    "a function": ([by_function], TOKENS, None, np.ones((7, 5))),
 }
 
 
@@ -143,7 +143,9 @@ def test_what_is_added_to_the_loss_counts_once_in_figure_and_gradient():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="micro-batches are TensorFlow's alone")
-@pytest.mark.parametrize("case", ["ours, weights of tokens", "mean of tokens", "without class 0", "one-hot"])
+@pytest.mark.parametrize(
+    "case", ["ours, weights of tokens", "mean of tokens", "without class 0", "one-hot", "a function"]
+)
 def test_micro_batches_and_several_steps_an_execution_change_nothing(case):
     loss, labels, given, weights = CASES[case]
     targets = keras.utils.to_categorical(labels, 3) if loss is ONE_HOT else labels
