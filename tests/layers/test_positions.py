@@ -19,7 +19,6 @@ from keras_transformer.layers.positions import (
 from keras_transformer.layers.score import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
 
-HIDDEN_DIM = 6
 IDS = np.array([[2, 5, 0], [1, 1, 6]], "int32")
 
 
