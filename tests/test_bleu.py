@@ -3,7 +3,6 @@
 import re
 from urllib.error import URLError
 
-import numpy as np
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
@@ -89,11 +88,4 @@ def test_translations_that_are_all_the_baselines_have_no_p_value():
 
 
 def test_a_translation_may_be_fifty_tokens_longer_than_its_source():
-    assert lengths.longest(7) == 57
-    np.testing.assert_array_equal(lengths.longest(np.array([0, 7])), [50, 57])
-
-
-def test_the_length_penalty_is_wus():
-    assert lengths.penalty(7, 0.6) == pytest.approx(2**0.6) and lengths.penalty(1, 0.6) == 1
-    np.testing.assert_allclose(lengths.penalty(np.array([7.0, 13.0]), 1.0), [2, 3])
-    assert lengths.penalty(99, 0.0) == 1
+    assert [lengths.longest(length) for length in (0, 7)] == [50, 57]

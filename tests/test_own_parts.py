@@ -180,18 +180,6 @@ def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):
         assert f"--import {name}: the module cannot be imported" in error and reason in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("modules", ["my_parts", [3], ["os; x"], [[]]])
-def test_strange_names_of_modules_are_damage(place, tokenizer, modules, capsys):
-    saved(place / "run", tokenizer)
-    path = place / "run" / "config.json"
-    config = path.read_text().replace(
-        '"format": 2,', f'"format": 2, "modules": {str(modules).replace(chr(39), chr(34))},'
-    )
-    path.write_text(config.replace('"modules": my_parts', '"modules": "my_parts"'))
-    assert main(["info", str(place / "run")]) == 2
-    assert re.search(r"expected .* under 'modules(\[0\])?'; received", capsys.readouterr().err)
-
-
 @pytest.mark.long
 def test_the_commands_of_the_page_train_translate_and_export_in_every_format(place):
     environment = {"PYTHONPATH": str(Path(keras_transformer.__file__).parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -64,9 +64,10 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "a text for a search": (beside(search={"length_penalty": "1"}), "a number .* under 'search.length_penalty'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
-    "a format that never was": (beside(format=0), "expected the format 2 under 'format'; received 0"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be a whole number from 1 to 4,000,000"),
     "an unknown model key": (of_model(class_name="Lambda"), "only known keys under 'model'; received 'class_name'"),
+    **{f"{modules!r} for modules": (beside(modules=modules), r"expected .* under 'modules(\[0\])?'; received")
+       for modules in ("my_parts", [3], ["os; x"], [["os"]])},
     **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "under 'model'; rec.* 'drop_path'")
        for version in ("0.0.9", keras_transformer.__version__, "dev")},
 }  # fmt: skip

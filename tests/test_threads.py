@@ -22,13 +22,11 @@ from export.artefacts import open_run
 from export.exporting import write_artefacts
 from keras_transformer import errors
 from keras_transformer.commands.graph_cache import write_with_probes
-from keras_transformer.decoding import onnx_decoder, processes
+from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.computations import Fills, LabelProbs
-from keras_transformer.decoding.decoder import Decoder
-from keras_transformer.decoding.keras_decoder import CompiledComputations, full_float32
+from keras_transformer.decoding.keras_decoder import full_float32
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_models import OnnxComputations
-from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.export_folder import ExportFolder, Graphs
 from keras_transformer.lazy import tf
 from keras_transformer.run_folder import RunFolder, read_config
@@ -36,7 +34,6 @@ from keras_transformer.tasks.classification.pipeline import classifier_of
 from keras_transformer.tasks.images import corpus
 from keras_transformer.tasks.language_modelling.pipeline import generator_of
 from keras_transformer.tasks.translation.pipeline import translator_of
-from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from tests.golden.cases import SEARCH, WORDS
 from tests.golden.stored import unpack
 
@@ -211,12 +208,3 @@ def test_what_others_print_while_a_model_is_loaded_is_heard(runs, monkeypatch, c
     monkeypatch.setattr(package.Transformer, "load_weights", lambda *given: (print("heard"), load(*given))[1])
     package.load(runs["translation"])
     assert capsys.readouterr().out == "heard\n"
-
-
-def test_what_answers_says_that_threads_may_share_it():
-    bases = Pipeline, Decoder, package.Tokenizer
-    answering = [Decoder, package.Tokenizer, package.PieceVectors, CompiledComputations, OnnxComputations]
-    answering += [one for base in bases for one in base.__subclasses__() if one.__module__.startswith(package.__name__)]
-    assert {package.Translator, package.Recommender, processes.ProcessDecoder, HuggingFaceTokenizer} <= {*answering}
-    for one in answering:
-        assert "Threads may share" in " ".join(str(one.__doc__).split()), one

@@ -57,11 +57,10 @@ def test_the_mean_distance_tells_far_sighted_heads_from_near_sighted_ones():
     np.testing.assert_allclose(distances, [[0, (0 + 1 + 2 + 3) / 4, 0]])
 
 
-def test_a_translators_attentions_are_those_of_its_model(tiny_model, tokenizer, capsys):
+def test_a_translators_attentions_are_those_of_its_model(tiny_model, tokenizer):
     """A long source is cut, and a blank one is refused."""
     translator, text = Translator(tiny_model, tokenizer, max_source_length=4), "a dog and a cat run along the beach"
     found = translator.attention(text, "and a cat")
-    assert "1 source(s) were over 4 pieces and were cut" in capsys.readouterr().err
     source, ids = [*tokenizer.encode([text])[0][:4], END], [*tokenizer.encode(["and a cat"])[0], END]
     inputs = {"source_ids": np.array([source]), "target_ids": np.array([[START, *ids[:-1]]])}
     expected = tiny_model.attention_scores(inputs)

@@ -67,3 +67,8 @@ def processes_of(folder: str) -> dict[int, str]:
 def ray_processes(ray_environment):
     """What tells the processes of the test's programs."""
     return lambda: processes_of(ray_environment["RAY_TMPDIR"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file in a folder, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

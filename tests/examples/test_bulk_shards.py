@@ -14,6 +14,7 @@ from bulk_inputs import scan
 from bulk_shards import MOST_DEATHS, REQUEST, Job, alone
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import JobError, RequestError
+from tests.examples.conftest import contents
 
 LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]
 WITH_PARQUET = ["jsonl", pytest.param("parquet", marks=pytest.mark.parity)]
@@ -65,11 +66,6 @@ def start(job: Job, inputs: list[Path]):
     """The shards of a job that is begun."""
     with alone(job.out):
         return job.begin([scan(path, job.translator.column, job.rows_per_shard) for path in inputs])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file in a folder, hidden ones too."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def rows_of(folder: Path) -> list[dict]:

@@ -5,23 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import keras_transformer
 from keras_transformer.errors import RequestError
 from own_ray import start_ray
-from tests.examples.conftest import ROOT, wait
+from tests.examples.conftest import ROOT, contents, wait
 
 SCRIPT = ROOT / "examples" / "bulk_translate.py"
 NUM_LINES, NUM_SHARDS = 3_000, 30
 LINE = "a dog runs to the sea {} and two dogs "
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file in a folder, hidden ones too."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parity

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from export.artefacts import Decoding, TrainedRun, open_run
+from keras_transformer.text.tokenizer import Tokenizer
 from tests.golden.stored import unpack
+from tests.tiny_text import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--beams", "3", "--max-length", "12", "--length-penalty", "0.8"]
@@ -20,6 +22,12 @@ ODD = [
     "\x01\x02\u200b\u00a0", "\u00ad", "\u2060", "<s> dog </s> <pad> <unk>", "日本 ünï",
     "the quick brown dog " * 30,  # more pieces than the model takes
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Tokenizer:
+    """60 pieces, a mask among the control ids."""
+    return Tokenizer.train(lines(0), 60, has_mask=True)
 
 
 @pytest.fixture(scope="session")

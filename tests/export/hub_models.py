@@ -1,5 +1,7 @@
 """Small models of ours with random weights, each of which an architecture of Hugging Face's holds."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -84,3 +86,8 @@ def make_run(config: Config, seed: int = 3) -> TrainedRun:
         }
         pipeline = makers[config["kind"]]()
     return TrainedRun(pipeline, "en-de")
+
+
+def json_of(path: Path) -> Any:
+    """What a file of JSON says."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from keras_transformer.importing.huggingface import import_huggingface, read_hug
 from keras_transformer.importing.weights import variable_at
 from keras_transformer.making import model_config
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, START, Tokenizer
-from tests.export.hub_models import GENERATES, MODELS, T5, TRANSLATES, make_run
+from tests.export.hub_models import GENERATES, MODELS, T5, TRANSLATES, json_of, make_run
 from tests.golden.stored import unpack
 from tests.tiny_text import lines
 
@@ -49,10 +49,6 @@ def of(*names: str) -> Any:
 
 
 EVERY = of(*{name.split()[0] for name in MODELS})
-
-
-def json_of(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @EVERY

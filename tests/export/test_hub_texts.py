@@ -19,6 +19,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.making import model_config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import END, START
+from tests.export.hub_models import json_of
 from tests.importing.text_models import ENCODERS, FOLDERS, LINES, piece_bpe
 from tests.importing.theirs import SIZE, change, tensors_of, write
 from tests.training.runs import trained
@@ -43,10 +44,6 @@ def change_weights(model: Any, share: float = 0.05) -> None:
 
 def written(pipeline: Any, folder: Path) -> Path:
     return export_huggingface(TrainedRun(pipeline), folder)[0]
-
-
-def json_of(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,11 +44,6 @@ def judged(expected, outputs, precision="float32", takes="ids", width=1):
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Tokenizer:
-    return Tokenizer.train(lines(0), 60, has_mask=True)
-
-
-@pytest.fixture(scope="module")
 def labels_of_model(vocabulary):
     return expected(classifier_of(vocabulary), lines(5, 40))
 

@@ -22,9 +22,10 @@ class Task(NamedTuple):
     search: dict[str, Any]  # what is baked into exports
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes a text file."""
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    """Writes a text file; returns its path."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def write_sides(folder: Path, name: str, rows: list[list[str]], targets: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ import sentencepiece
 
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.text.tokenizer import END, START
+from tests.importing.theirs import SIDES
 from tests.tiny_text import lines
 
 TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
@@ -20,10 +21,6 @@ T5: dict[str, Any] = {
     "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 6, "decoder_start_token_id": 0, "tie_word_embeddings": False,
     "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 0.01,
-}  # fmt: skip
-SIDES: dict[str, Any] = {
-    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
 }  # fmt: skip
 
 

@@ -249,25 +249,3 @@ def test_types_of_numbers(dtype, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(safetensors(arrays, dtype))
     for name, array in tensors_of(tmp_path).items():
         np.testing.assert_allclose(array, arrays[name], rtol=0 if dtype == "F64" else 0.01)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize(
-    ("kind", "dtype", "form"),
-    [("marian", "float32", "archive"), ("marian", "float16", "row"), ("llama", "bfloat16", "safetensors")],
-)
-def test_files_of_weights(kind, dtype, form, tmp_path):
-    """In those of torch a shared matrix has several names."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    weights = read_huggingface(write(kind, tmp_path)).weights
-    expected = [weights.read(weight) for weight in weights.table]
-    model = getattr(transformers, KINDS[kind][0]).from_pretrained(str(tmp_path)).to(getattr(torch, dtype))
-    (tmp_path / "model.safetensors").unlink()
-    if form == "safetensors":
-        model.save_pretrained(str(tmp_path))
-    else:
-        path = tmp_path / "pytorch_model.bin"
-        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=form == "archive")
-    weights, tolerance = read_huggingface(tmp_path).weights, 0 if dtype == "float32" else 0.01
-    for weight, array in zip(weights.table, expected, strict=True):
-        np.testing.assert_allclose(weights.read(weight), array, atol=tolerance, rtol=tolerance)

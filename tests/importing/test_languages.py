@@ -23,12 +23,10 @@ from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
-from tests.graphs import search_eagerly
 from tests.importing.language_models import (
     FOLDERS,
     M2M_TAGS,
     NLLB_TAGS,
-    SIDES,
     TAGS,
     TEXT,
     greedy,
@@ -36,16 +34,11 @@ from tests.importing.language_models import (
     tokenizer_of_m2m,
     write_m2m_tokenizer,
 )
-from tests.importing.theirs import change, safetensors, tensors_of
+from tests.importing.theirs import SIDES, change, safetensors, tensors_of
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
 LONGEST = 12
 NAMED = {"m2m": M2M_TAGS, "nllb": NLLB_TAGS}
-
-
-@pytest.fixture
-def eagerly(monkeypatch) -> None:
-    search_eagerly(monkeypatch)
 
 
 def pieces_of(folder: Path) -> Any:
@@ -56,7 +49,7 @@ def pieces_of(folder: Path) -> Any:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", ["mt5", "madlad"])
-def test_the_forms_of_t5_for_many_languages(kind, tmp_path, eagerly):
+def test_the_forms_of_t5_for_many_languages(kind, tmp_path, eager):
     _, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = FOLDERS[kind](tmp_path)
     imported, theirs = read_huggingface(tmp_path), pieces_of(tmp_path)
@@ -114,7 +107,7 @@ def tokenizer_of(kind: str, folder: Path) -> Any:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", ["m2m", "m2m-saved", "nllb", "nllb-alone", "mbart", "mbart-alone"])
-def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eagerly):
+def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eager):
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = FOLDERS[kind](tmp_path)
     theirs = tokenizer_of(kind, tmp_path)
@@ -244,7 +237,7 @@ def test_sinusoids_begin_at_2_and_their_exponents_reach_1():
     assert sinusoids(3, 7)[:, -1].tolist() == [0, 0, 0] and sinusoids(2, 2).shape == (2, 2)
 
 
-def test_commands_name_the_languages(tmp_path, eagerly, monkeypatch, capsys):
+def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
     folder = folder_without_transformers(tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     translator: Any = keras_transformer.import_huggingface(folder)
@@ -278,7 +271,7 @@ def test_commands_name_the_languages(tmp_path, eagerly, monkeypatch, capsys):
     assert main(["score", run, *sides[4:], "--target", str(tmp_path / "t")]) == 2
 
 
-def test_tags_stand_before_sources_and_translations(tmp_path, eagerly):
+def test_tags_stand_before_sources_and_translations(tmp_path, eager):
     translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path))
     both = translator.between("ast", "en")
     tokenizer = translator.source_tokenizer
@@ -314,7 +307,7 @@ def test_tags_stand_before_sources_and_translations(tmp_path, eagerly):
 
 
 @pytest.mark.parametrize("sampling", [[], ["--sampling", "0.1", "--max-length", "40"]])
-def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eagerly, monkeypatch, capsys):
+def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, monkeypatch, capsys):
     assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
     run: Any = keras_transformer.load(tmp_path / "run").between("en", "ast")
     sides = ["the dogs " * 3, "the sea", "a dog"] * 9, ["die hunde " * 3, "das meer", "ein hund"] * 9
@@ -350,7 +343,7 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eagerly, 
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
 
 
-def test_a_run_with_damaged_tags_is_refused(tmp_path, eagerly):
+def test_a_run_with_damaged_tags_is_refused(tmp_path, eager):
     folder = folder_without_transformers(tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     for tags in (["de"], {"de": 1}, {"de": ""}, {"de": "x" * 41}):
@@ -377,7 +370,7 @@ def test_a_folder_may_name_the_languages_that_are_meant(tmp_path):
         read_huggingface(tmp_path)
 
 
-def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eagerly, capsys):
+def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eager, capsys):
     translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path / "model"))
     translator.save(tmp_path / "run")
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES))
@@ -398,7 +391,7 @@ def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eagerly, 
     assert main(["export", "--verify", str(tmp_path / "out")]) == 0
 
 
-def test_a_certificate_counts_the_tag_of_a_translation_that_the_model_did_not_find(tmp_path, eagerly):
+def test_a_certificate_counts_the_tag_of_a_translation_that_the_model_did_not_find(tmp_path, eager):
     translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path))
     run, decoding = between(TrainedRun(translator), "en", "ast"), Decoding(2, 0.6, 5, n_best=2)
     expected: Any = expected_of(run, decoding, Texts([], [], ["the dogs", "the sea"]), None)

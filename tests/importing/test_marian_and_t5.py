@@ -189,17 +189,6 @@ def test_sentinels(tmp_path):
     assert read_huggingface(tmp_path).source.ids == vocabulary.ids
 
 
-def test_a_run_has_the_vocabulary_and_the_weights(tmp_path):
-    translator = imported_translator(read_huggingface(write("t5", tmp_path / "model")))
-    translator.save(tmp_path / "run")
-    again = keras_transformer.load(tmp_path / "run")
-    assert all(map(np.array_equal, again.model.get_weights(), translator.model.get_weights()))
-    line = "the dogs <extra_id_1> sea"
-    assert again.source_tokenizer.encode([line]) == translator.source_tokenizer.encode([line])
-    assert again.target_tokenizer.decode(again.source_tokenizer.encode([line])) == [line]
-    assert again.search_options() == translator.search_options()
-
-
 def test_an_output_of_its_own_is_told_by_its_numbers(tmp_path):
     """The newest files say that every output is tied."""
     arrays = tensors_of(write("t5", tmp_path))

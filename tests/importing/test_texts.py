@@ -20,7 +20,6 @@ from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text import huggingface_tokenizer
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, rendered
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
-from tests.graphs import search_eagerly
 from tests.importing.text_models import BART, ENCODERS, FOLDERS, LINES, SPECIAL, byte_bpe, word_piece
 from tests.importing.theirs import SIZE, WORDS, change, tensors_of, tokenizer_of_ids, words_of, write
 from tests.training.runs import begun
@@ -36,11 +35,6 @@ ODD = [
 def theirs_of(tokenizer: Any, ids: list[int]) -> list[int]:
     """The ids of the file for ours."""
     return [tokenizer.ids[id] for id in ids]
-
-
-@pytest.fixture
-def eagerly(monkeypatch) -> None:
-    search_eagerly(monkeypatch)
 
 
 def test_ids_stand_in_our_order_and_a_run_keeps_the_vocabulary(tmp_path, monkeypatch):
@@ -210,7 +204,7 @@ def test_lists_of_tokens_and_merges(kind, special, tmp_path):
             read_huggingface(folder)
 
 
-def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly, monkeypatch, capsys):
+def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager, monkeypatch, capsys):
     translator: Any = keras_transformer.import_huggingface(write("bart", tmp_path))
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     assert translator.source_tokenizer.encode(["4 49 3", "", "5 2 5 1"]) == [
@@ -231,7 +225,7 @@ def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eagerly, monkeypatch
 
 
 @pytest.mark.parametrize(("kind", "start"), [("gpt2", 59), ("llama", 1)])
-def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
+def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eager):
     generator: Any = keras_transformer.import_huggingface(write(kind, tmp_path))
     ids = generator.tokenizer.encode_text("5 28 7")
     assert theirs_of(generator.tokenizer, ids) == [5, 28, 7] and generator.model.context_length == 20
@@ -247,7 +241,7 @@ def test_the_start_of_a_text_is_the_tokenizers(kind, start, tmp_path, eagerly):
     assert log_prob == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_text_ends_at_any_of_several_ids(tmp_path, eagerly, capsys):
+def test_a_text_ends_at_any_of_several_ids(tmp_path, eager, capsys):
     """Which of them the search knows changes nothing: the first, or the tokenizer's own."""
     folder, run = write("llama", tmp_path / "model"), tmp_path / "run"
     alone: Any = keras_transformer.import_huggingface(folder)
@@ -296,7 +290,7 @@ def test_a_language_model_is_fine_tuned_with_all_its_ends(tmp_path, monkeypatch)
 
 @pytest.mark.parity
 @pytest.mark.parametrize("ends", [[2, 12, 30], [12, 2, 44, 9]])
-def test_several_ends_are_those_of_transformers(ends, tmp_path, eagerly):
+def test_several_ends_are_those_of_transformers(ends, tmp_path, eager):
     """Greedy texts are the same. A search with beams finds texts as likely as theirs, by the probability of any end."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder = write("llama", tmp_path)
@@ -366,7 +360,7 @@ def assert_fills_alike(classifier: Any, model: Any, auto: Any, line: str) -> Non
 
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_text_in_and_out_is_that_of_transformers(kind, tmp_path, eagerly, capsys):
+def test_text_in_and_out_is_that_of_transformers(kind, tmp_path, eager, capsys):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder = tmp_path / "model"
     model = FOLDERS[kind](folder)

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_transformer.layers.attention_ops import Shared
 from keras_transformer.layers.compressed import CompressedAttention
@@ -67,17 +66,6 @@ def test_a_block_is_seen_from_its_last_position_on():
         differs = (array(layer(X, changed)) != before).any(axis=(0, 2))
         assert differs.tolist() == [at >= position // 3 * 3 + 2 for at in range(LENGTH)]
         assert_equal(array(layer(changed, changed))[:, :position], before[:, :position])
-
-
-def test_steps_equal_the_whole_sequence():
-    layer, num_beams = compressed(), 2
-    x = random(2, num_beams, LENGTH, HIDDEN_DIM, seed=3)
-    expected = np.stack([array(layer(x[:, beam], x[:, beam])) for beam in range(num_beams)], axis=1)
-    cache = layer.init_cache(2, num_beams, LENGTH)
-    for index in range(LENGTH):
-        assert [each.shape[-2] for each in cache] == [4, 4, 3, 3], "blocks of 11 positions, and the last positions"
-        step, cache = layer.step(ops.convert_to_tensor(x[:, :, index]), cache, index)
-        assert_close(step, expected[:, :, index])
 
 
 def test_what_it_cannot_compress_is_refused():

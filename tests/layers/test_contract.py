@@ -1,4 +1,4 @@
-"""Every layer keeps the contract of Keras (config, shapes, saving, precision, gradients), and is made of its row."""
+"""Every layer keeps the contract of Keras (config, shapes, precision, gradients), and is made of its row."""
 
 from typing import Any
 
@@ -75,9 +75,9 @@ OTHERS: list[tuple[type[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("layer_class", "settings", "inputs"), CASES)
-def test_a_layer_keeps_the_contract(layer_class, settings, inputs, tmp_path):
+def test_a_layer_keeps_the_contract(layer_class, settings, inputs):
     functions = {"sublayer": keras.activations.tanh} if issubclass(layer_class, layers.Residual) else {}
-    check_layer(layer_class, settings, inputs, tmp_path, **functions)
+    check_layer(layer_class, settings, inputs, **functions)
 
 
 @pytest.mark.parametrize(("layer_class", "settings"), OTHERS)

@@ -19,7 +19,6 @@ from keras_transformer.layers.positions import (
 from keras_transformer.layers.score import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
 
-HIDDEN_DIM = 6
 IDS = np.array([[2, 5, 0], [1, 1, 6]], "int32")
 
 
@@ -47,13 +46,12 @@ def test_sizes_that_positions_cannot_have_are_refused():
             make()
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
-def test_an_offset_moves_every_position_on_and_the_last_vector_serves_beyond(dtype):
+def test_an_offset_moves_every_position_on_and_the_last_vector_serves_beyond():
     for offset in (0, 2):
         layer = built(LearnedPositions(4, 7, offset), (None,))
         (rows,) = layer.get_weights()
         assert rows.shape == (4 + offset, 7), "as many positions as without one, and the offset's"
-        assert_equal(layer(np.array([[0, 3], [4, 1000]], dtype)), rows[offset:][[[0, 3], [3, 3]]])
+        assert_equal(layer(np.array([[0, 3], [4, 1000]])), rows[offset:][[[0, 3], [3, 3]]])
 
 
 @pytest.mark.parametrize(("options", "scale"), [({}, np.sqrt(11)), ({"scale": 0.5, "output_bias": True}, 0.5)])

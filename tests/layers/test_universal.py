@@ -112,19 +112,9 @@ def test_a_halted_position_stays_frozen():
         assert_equal(state, seen[1])
 
 
-def test_padding_pays_no_ponder_cost_and_changes_nothing():
-    layer, width = stack(), 3
-    output, cost, _ = pondered(layer, X, np.broadcast_to(np.arange(TARGET) < width, (BATCH, 1, TARGET)))
-    for mask in (None, np.ones((BATCH, width, width), bool)):
-        alone, cost_alone, _ = pondered(layer, X[:, :width], mask)
-        assert cost_alone == pytest.approx(cost, rel=1e-5)
-        assert_close(alone, output[:, :width])
-
-
-@pytest.mark.parametrize("is_of_model", [False, True])
-def test_a_stack_by_itself_adds_its_loss_and_in_a_model_of_ours_the_gradient_alone(is_of_model):
+def test_in_a_model_of_ours_a_loss_adds_the_gradient_alone():
     layer = stack()
-    layer.is_of_model = is_of_model
+    layer.is_of_model = True
     assert layer.has_auxiliary_loss and not stack(ponder_cost=0.0).has_auxiliary_loss
     assert not stack(adaptive=False).has_auxiliary_loss
 
@@ -139,7 +129,7 @@ def test_a_stack_by_itself_adds_its_loss_and_in_a_model_of_ours_the_gradient_alo
         return auxiliary_losses.total(found)
 
     layer(X)
-    assert layer.losses == [] and float(cost(X)) == (0.0 if is_of_model else float(value(X)))
+    assert layer.losses == [] and float(cost(X)) == 0.0
     assert np.abs(found := gradient(cost, X)).max() > 0
     assert_close(found, gradient(value, X), atol=1e-7)
 

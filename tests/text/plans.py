@@ -36,6 +36,16 @@ def real(row: np.ndarray) -> tuple[int, ...]:
     return tuple(row[row != PAD].tolist())
 
 
+def pairs_of(batches: list[Batch]) -> list[tuple[tuple[int, ...], ...]]:
+    """The pairs of ids in their order, without pad and blank rows."""
+    return [
+        (real(source), real(labels))
+        for batch in batches
+        for source, labels in zip(batch.inputs["source_ids"], batch.labels, strict=True)
+        if labels.any()
+    ]
+
+
 def same(first: Batch, second: Batch) -> bool:
     """Whether two batches have the same numbers."""
     return all(map(np.array_equal, arrays(first), arrays(second)))

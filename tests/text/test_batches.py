@@ -14,7 +14,7 @@ from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place, dataset, generator, one_epoch, shard
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START
-from tests.text.plans import arrays, batches_of, real, same
+from tests.text.plans import arrays, batches_of, pairs_of, same
 from tests.text.test_tokenized import Counting
 
 
@@ -23,14 +23,9 @@ def corpus(pairs, unigram, tmp_path_factory) -> TokenizedCorpus:
     return TokenizedCorpus.build(tmp_path_factory.mktemp("cache") / "tokens", pairs, unigram, unigram)
 
 
-def rows_of(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The pairs of ids in batches, pad and blank rows left out."""
-    return Counter(
-        (real(source), real(labels))
-        for batch in batches
-        for source, labels in zip(batch.inputs["source_ids"], batch.labels, strict=True)
-        if labels.any()
-    )
+def rows_of(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], ...]]:
+    """How often each pair of ids comes."""
+    return Counter(pairs_of(batches))
 
 
 PLANS = {

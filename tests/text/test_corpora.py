@@ -132,6 +132,8 @@ def test_every_task_holds_out_a_drawn_share(tmp_path, task, kind_of) -> None:
         corpus = TASKS[task].module("training").corpus(settings_of(task)(**files.get(task, {"text": text}), seed=seed))
         train, valid = ([str(one) for one in part()] for part in (corpus.train, corpus.valid))
         assert len({*train, *valid}) == len(train + valid) == 1_000 and 880 <= len(train) <= 950
+        numbers = [int(re.findall(r"that of (\d+)", one)[0]) for one in train if task != "images"]
+        assert numbers == sorted(numbers), "in the order of the file"
         counts = Counter(re.findall(r"kind \d+", "".join(sorted({*valid}))))
         if seed is not None:
             assert all(counts[kind] >= share * count / 4 for kind, count in Counter(kinds).items()), counts

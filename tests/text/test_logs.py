@@ -10,14 +10,10 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.tasks.next_item import corpus as items_module
 from keras_transformer.tasks.next_item.corpus import Items, log_from_file, named_log, read_log
+from tests.golden.cases import write_lines
 
 EVENTS = [("ann", "b", "3"), ("bob", "a, c", "2"), ("ann", "a, c", "1.5"), ("ann", "d", "3"), ("bob", "b", "-1e2")]
 EXPECTED = (["ann", "bob"], [["a, c", "b", "d"], ["b", "a, c"]])
-
-
-def write(path, *lines):
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def tsv(*events):
@@ -26,15 +22,15 @@ def tsv(*events):
 
 def test_events_are_sorted_by_time_and_a_header_names_the_columns(tmp_path):
     """Those of one time stay in order."""
-    assert read_log(write(tmp_path / "log", *tsv(*EVENTS))) == EXPECTED
+    assert read_log(write_lines(tmp_path / "log", tsv(*EVENTS))) == EXPECTED
     backwards = (["bob", "ann"], [["b", "a, c"], ["a, c", "d", "b"]])
-    assert read_log(write(tmp_path / "log", *tsv(*EVENTS[::-1]))) == backwards
+    assert read_log(write_lines(tmp_path / "log", tsv(*EVENTS[::-1]))) == backwards
     rows = ["\t".join([time, "nan", user, item]) for user, item, time in EVENTS]
     for names in ("user item time", "user_id:token item_id:token timestamp:float", "\ufeffUserId movieId Timestamp"):
         user, item, time = names.split()
-        assert read_log(write(tmp_path / "log", f"{user}\t{item}\t{time}", *tsv(*EVENTS))) == EXPECTED
+        assert read_log(write_lines(tmp_path / "log", [f"{user}\t{item}\t{time}", *tsv(*EVENTS)])) == EXPECTED
         turned = "\t".join([time, "rating", user.lstrip("\ufeff"), item])
-        assert read_log(write(tmp_path / "log", turned, *rows)) == EXPECTED
+        assert read_log(write_lines(tmp_path / "log", [turned, *rows])) == EXPECTED
 
 
 @pytest.mark.parametrize("form", ["{}", "{}.5", "{0[0]}.{0}", "{}e3", "-{}", "{}000"])
@@ -44,11 +40,11 @@ def test_times_of_any_number_of_digits_are_compared_as_they_are_written(tmp_path
     for digits in range(1, 22):
         first = draw.randrange(10 ** (digits - 1), 10**digits)
         times = [form.format(str(first + draw.randrange(9))) for _ in range(12)]
-        found = read_log(write(tmp_path / "log", *(f"ann,{place},{time}" for place, time in enumerate(times))))
+        found = read_log(write_lines(tmp_path / "log", (f"ann,{place},{time}" for place, time in enumerate(times))))
         expected = sorted(range(12), key=lambda place: Fraction(times[place]))
         assert found.histories == [[str(place) for place in expected]]
     mixed = ["1700000000000000001", "1700000000000000000.5", "17e17", str(2**70), "-1", "1_7"]
-    found = read_log(write(tmp_path / "log", *(f"ann,{time},{time}" for time in mixed)))
+    found = read_log(write_lines(tmp_path / "log", (f"ann,{time},{time}" for time in mixed)))
     assert found.histories == [sorted(mixed, key=Fraction)]
 
 
@@ -57,7 +53,7 @@ def test_csv_as_python_writes_it_and_gzip(tmp_path):
         csv.writer(file).writerows([("user", "item", "time"), *EVENTS, ()])
     assert read_log(tmp_path / "log.csv.gz") == EXPECTED
     # In a log with tabs a quote is a character.
-    assert read_log(write(tmp_path / "log", 'ann\t"a\t1', 'ann\tb"\t2')).histories == [['"a', 'b"']]
+    assert read_log(write_lines(tmp_path / "log", ['ann\t"a\t1', 'ann\tb"\t2'])).histories == [['"a', 'b"']]
 
 
 REFUSED = {
@@ -78,16 +74,16 @@ REFUSED = {
 def test_what_is_no_log_is_refused(tmp_path):
     for message, lines in REFUSED.items():
         with pytest.raises(RequestError, match=message):
-            read_log(write(tmp_path / "log", *lines))
+            read_log(write_lines(tmp_path / "log", lines))
 
 
 def test_the_last_event_of_each_user_is_held_out(tmp_path, capsys):
-    corpus = log_from_file(write(tmp_path / "log", *tsv(*EVENTS, ("eve", "e", "1"))))
+    corpus = log_from_file(write_lines(tmp_path / "log", tsv(*EVENTS, ("eve", "e", "1"))))
     assert list(corpus.train()) == [["a, c", "b"], ["b"], ["e"]]
     assert list(corpus.valid()) == EXPECTED[1]
     assert "1 user(s) have one event alone, which is trained on" in capsys.readouterr().err
     with pytest.raises(RequestError, match="expected events with at least two items to train on; received one"):
-        log_from_file(write(tmp_path / "log", "a,b,1", "a,b,2", "a,c,3"))
+        log_from_file(write_lines(tmp_path / "log", ["a,b,1", "a,b,2", "a,c,3"]))
 
 
 def test_the_named_log_is_the_same_each_time():

@@ -43,20 +43,6 @@ def test_what_text_cannot_hold_is_replaced_and_a_text_is_tokenised_once(tokenize
         tokenized_text(tmp_path / "text.ids", iter(()), tokenizer)
 
 
-def test_a_tenth_of_the_characters_is_held_out(tmp_path):
-    lines = [f"line {number} " + "x" * (number % 7) for number in range(200)]
-    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    for seed in (None, 0, 1):
-        corpus = text_from_file(tmp_path / "text", seed=seed)
-        train, valid = list(corpus.train()), list(corpus.valid())
-        assert sorted(train + valid) == sorted(lines) and train == list(corpus.train())
-        assert 0.08 <= sum(map(len, valid)) / sum(map(len, lines)) < 0.12
-        assert (train + valid == lines) == (seed is None), "without a seed the end is held out"
-        assert all(part == sorted(part, key=lines.index) for part in (train, valid))
-    own = text_from_file(tmp_path / "text", tmp_path / "text")
-    assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
-
-
 def test_whole_lines_are_counted():
     expected = ["", "one\n", "one\n", "one\n\n", "one\n\nthree\n", "one\n\nthree\nfour\n"]
     assert [beginning(iter(["one", "", "three", "four"]), most) for most in (0, 1, 4, 5, 6, 99)] == expected

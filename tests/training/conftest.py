@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,13 @@ def run(capfd, monkeypatch, eager):
         return (command([str(word) for word in words]), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def folder(data, monkeypatch) -> Path:
+    """The folder `data` of a module, as the present one."""
+    monkeypatch.chdir(data)
+    return data
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ BROKEN, RIGHT = Path("images/left/broken.png"), Path("valid-images/right/00.png"
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
+def data(tmp_path_factory) -> Path:
     """A folder with images, one of them broken, a run `learned`, and a run of random weights with a `stem`."""
     folder = tmp_path_factory.mktemp("images")
     write_images(folder, random.Random(7))
@@ -102,12 +102,6 @@ def images(tmp_path_factory) -> Path:
     model = ImageClassifier(3, 4, 2, 1, num_layers=1, num_heads=2, hidden_dim=8, stem={"name": "attentive"})
     Recognizer(model, [*CORNERS]).save(folder / "stem")
     return folder
-
-
-@pytest.fixture
-def folder(images, monkeypatch) -> Path:
-    monkeypatch.chdir(images)
-    return images
 
 
 def test_a_share_of_the_images_is_held_out_unless_others_are_named(folder):

@@ -114,8 +114,6 @@ def test_own_text_own_validation_and_own_tokenizer(begin, plain, tokenizer, tmp_
     assert [path.read_text() for path in kept] == [file.read_text() for file in files]
     assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
     assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
-    assert 10 <= len(plain.data.valid_sources) <= 12, "one line in twenty is held out"
-    assert len(list(plain.run.corpus.train())) == 240 - len(plain.data.valid_sources)
     assert all(one.split() == other.split()[::-1] for one, other in plain.run.corpus.train())
 
 
@@ -207,7 +205,6 @@ def test_flags_are_told_by_help_and_spelled_out():
 UNKNOWN = {
     "--batch-size 32": "there is no flag --batch-size; did you mean --token-budget?",
     "--epochs=3": "there is no flag --epochs; did you mean --steps?",
-    "--num-lay 2": "there is no flag --num-lay; did you mean --num-layers?",
     "--zzz": "there is no flag --zzz",
     "--no-dropout": "there is no flag --no-dropout; did you mean --dropout?",
     "--no-image-size": "there is no flag --no-image-size",

@@ -45,8 +45,9 @@ def by_numpy(model: Any, labels: np.ndarray, weights: np.ndarray) -> dict[str, f
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     losses = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
     loss = np.average(losses, weights=weights)
-    accuracy = np.average(logits.argmax(-1) == labels, weights=weights * ((labels != 0) | (labels.ndim == 1)))
-    return {"loss": loss, "accuracy": accuracy}
+    real = weights * ((labels != 0) | (labels.ndim == 1))
+    accuracy = np.average(logits.argmax(-1) == labels, weights=real)
+    return {"loss": loss, "accuracy": accuracy, "perplexity": np.exp(np.average(losses, weights=real))}
 
 
 # The loss, the labels, the weights that are given, and the weight that each label then has.
@@ -65,7 +66,7 @@ CASES: dict[str, tuple] = {
     "a column": (OURS, CLASSES[:, None], OF_ROWS[:, None], OF_ROWS),
     "one-hot": (ONE_HOT, CLASSES, OF_ROWS, OF_ROWS),
     "one-hot tokens": (ONE_HOT, TOKENS, OF_TOKENS, OF_TOKENS),
-    "a function": (by_function, TOKENS, None, np.ones((7, 5))),
+    "a function": ([by_function], TOKENS, None, np.ones((7, 5))),
 }
 
 
@@ -74,25 +75,31 @@ def test_fit_evaluate_and_numpy_tell_the_same_for_batches_of_all_sizes(case):
     loss, labels, given, weights = CASES[case]
     model = made(labels)
     expected = by_numpy(model, labels.reshape(weights.shape), weights)
-    metrics = [TokenAccuracy()] if loss is not ONE_HOT else []
+    metrics = [TokenAccuracy(), Perplexity()] if loss is not ONE_HOT else []
+    told = {"metrics" if given is None else "weighted_metrics": metrics}
     targets = keras.utils.to_categorical(labels, 3 if labels.ndim == 1 else 11) if loss is ONE_HOT else labels
-    model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=metrics, **EAGERLY)
+    model.compile(keras.optimizers.SGD(0.0), loss, **told, **EAGERLY)
     for batch_size in (2, 3, 7):
         options = {"batch_size": batch_size, "sample_weight": given, "verbose": 0}
         fitted = model.fit(IDS, targets, shuffle=False, **options).history
         found = model.evaluate(IDS, targets, return_dict=True, **options)
         for name, value in found.items():
             assert (value, fitted[name][0]) == (pytest.approx(expected[name], rel=1e-5),) * 2, (name, batch_size)
-    assert "accuracy" in found or loss is ONE_HOT
+    assert {"accuracy", "perplexity"} <= found.keys() or loss is ONE_HOT
 
 
-def test_weights_of_classes_are_told_too():
+@pytest.mark.parametrize("loss", [OURS, MEAN])
+def test_weights_of_classes_are_told_too_and_only_where_rows_have_labels_is_a_class(loss):
     model = made(CLASSES)
-    model.compile(keras.optimizers.SGD(0.0), MEAN, weighted_metrics=[TokenAccuracy()], **EAGERLY)
+    model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=[TokenAccuracy(), Perplexity()], **EAGERLY)
     by_class = {0: 3.0, 1: 1.0, 2: 0.5}
     fitted = model.fit(IDS, CLASSES, batch_size=3, class_weight=by_class, verbose=0).history
     expected = by_numpy(model, CLASSES, np.array([by_class[one] for one in CLASSES]))
     assert {name: value[0] for name, value in fitted.items()} == pytest.approx(expected, rel=1e-5)
+    of_tokens = made(TOKENS)
+    of_tokens.compile("sgd", loss)
+    with pytest.raises(ValueError, match=r"^`class_weight` must be left out.*Received: class_weight=\{4: 2.0\}"):
+        of_tokens.fit(IDS, TOKENS, class_weight={4: 2.0})
 
 
 def gradient_of_a_step(model: Any, loss: Any, labels: np.ndarray, weights: Any = None) -> list[np.ndarray]:
@@ -136,7 +143,9 @@ def test_what_is_added_to_the_loss_counts_once_in_figure_and_gradient():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="micro-batches are TensorFlow's alone")
-@pytest.mark.parametrize("case", ["ours, weights of tokens", "mean of tokens", "without class 0", "one-hot"])
+@pytest.mark.parametrize(
+    "case", ["ours, weights of tokens", "mean of tokens", "without class 0", "one-hot", "a function"]
+)
 def test_micro_batches_and_several_steps_an_execution_change_nothing(case):
     loss, labels, given, weights = CASES[case]
     targets = keras.utils.to_categorical(labels, 3) if loss is ONE_HOT else labels

@@ -3,7 +3,6 @@
 import inspect
 import os
 import shlex
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,20 +75,6 @@ def test_an_auxiliary_loss_is_no_part_of_the_loss_that_is_told():
     model.compile(sgd(), SmoothedCrossEntropy(0.1), run_eagerly=True)
     told = model.evaluate(*BATCH[:2], batch_size=12, verbose=0)
     assert model.train_on_batch(*BATCH) == pytest.approx(told, rel=1e-6) and not model.losses
-
-
-def test_a_compiled_model_is_saved_and_loaded_as_it_was(tmp_path):
-    model = model_of()
-    model.compile(adam(), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()], run_eagerly=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        model.train_on_batch(*BATCH)
-        model.save(tmp_path / "model.keras")
-        loaded: Any = keras.saving.load_model(tmp_path / "model.keras")
-    one, other = (each.train_on_batch(*BATCH, return_dict=True) for each in (model, loaded))
-    assert one == pytest.approx(other, rel=1e-6) and loaded.loss.label_smoothing == 0.1
-    for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
 
 
 def test_nothing_of_a_training_step_is_a_scatter():

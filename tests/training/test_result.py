@@ -17,7 +17,6 @@ REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
 
 Settings: Any = TASKS["translation"].settings
-TRAINING = TASKS["translation"].module("training")
 
 
 @pytest.fixture
