@@ -155,14 +155,15 @@ def test_an_export_that_is_replaced_when_the_process_is_killed_is_the_old_one_or
     assert files_in(tmp_path / "exported") == {f"out/{name}" for name in files_in(tmp_path / "saved")}
 
 
-def test_verify_uses_an_option_or_refuses_it(tmp_path, capsys):
+def test_verify_uses_an_option_or_refuses_it(stored_run, tmp_path, capsys):
     parser = argparse.ArgumentParser()
     command.add_options(parser)
     for action in parser._actions[2:]:  # the first are --help and the run
         if (flag := action.option_strings[0]) == "--verify":
             continue
-        given = [flag, *([] if action.nargs == 0 else [str(next(iter(action.choices or "1")))])]
-        for run in ([], [str(tmp_path)]):
+        value = __file__ if action.metavar == "FILE" else str(next(iter(action.choices or "1")))
+        given = [flag, *([] if action.nargs == 0 else [value])]
+        for run in ([], [str(stored_run)]):
             assert main([*run, "--verify", str(tmp_path), *given]) == 2
             error, is_used = capsys.readouterr().err, run and action.dest in command.TO_VERIFY_BY_RUN
             assert (f"--verify takes an export as it is, and no {flag}: " in error) != bool(is_used)
@@ -193,7 +194,7 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, capsys)
     (golden("windows") / "model.keras").unlink()
     for run, flags, message in (
         (golden("translation"), "--beams 0", "--beams: must be a whole number"),
-        (golden("translation"), "--references some", "give both"),
+        (golden("translation"), f"--references {__file__}", "give both"),
         (golden("translation"), "--format saved_model --precision int8", "saved_model has no int8"),
         (golden("bahdanau"), "--format onnx ctranslate2", "with Additive there"),
         (golden("classification"), "--beams 2", "does not search; received num_beams"),
