@@ -115,7 +115,7 @@ def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
     assert load(export, max_source_length=7)().max_source_length == 7
     assert "translate-int8.onnx in ONNX Runtime, int8" in repr(load(export, precision="int8")())
     refused = [
-        ("float16.*it has float32, int8.*--precision float16", load(export, precision="float16")),
+        ("expected translate-float16.onnx.*received .*--precision float16", load(export, precision="float16")),
         ("at most 40.*received: 41", load(export, max_source_length=41)),
         ("a run translates in float32; received int8", load(built_run, precision="int8")),
         ("at most 90 pieces.*received one of", lambda: exported.score(["two"], ["two dogs run " * 60])),
