@@ -279,6 +279,7 @@ GIVEN: dict[str, list] = {  # with which commands look at their folder
 def test_who_has_a_part_of_an_export_is_told_what_is_missing_not_to_train(command, translate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text").write_bytes(SOURCE)
+    Path("there/onnx").mkdir(parents=True)
     for name in ("graph/onnx/translate_text.onnx", "saved/saved_model/saved_model.pb", "lite/tflite/classify.tflite"):
         folder = Path(name).parent
         folder.mkdir(parents=True)
