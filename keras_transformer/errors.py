@@ -93,11 +93,10 @@ def warn(message: str) -> None:
     _tell("warning", message)
 
 
-def first_of(names: Iterable[object]) -> str:
+def abridged(names: Iterable[object], most: int = NAMED_IN_WARNINGS) -> str:
     """The first names of a list, for a warning, and how many more there are."""
     listed = [str(name) for name in names]
-    more = len(listed) - NAMED_IN_WARNINGS
-    return ", ".join(listed[:NAMED_IN_WARNINGS]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most:,} more" if len(listed) > most else "")
 
 
 def warn_of_news(message: str, of: object, news: Collection[str]) -> None:

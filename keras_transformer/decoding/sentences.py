@@ -220,11 +220,14 @@ def valid(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def has_words(line: str) -> bool:
+    """Whether a line has a letter or a digit, and is no time code and no URL."""
+    return any(map(str.isalnum, line)) and not NO_PROSE.fullmatch(line.strip())
+
+
 def is_copied(line: str, tokenizer: Tokenizer) -> bool:
-    """Whether a line is its own translation: it has no letter and no digit, is a time code or a URL, or would be
-    nothing but unknown tokens.
-    """
-    if not any(map(str.isalnum, line)) or NO_PROSE.fullmatch(line.strip()):
+    """Whether a line is its own translation: it has no words, or would be nothing but unknown tokens."""
+    if not has_words(line):
         return True
     if not tokenizer.unread(line):
         return False

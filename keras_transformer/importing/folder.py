@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, abridged, warn
 from keras_transformer.options import Config
 from keras_transformer.run_config import MAX_LICENSE
 from keras_transformer.schema import Allowed, line, of_type, one_of, read_json, shown, whole
@@ -257,9 +257,8 @@ class Options:
 
 def tell_ignored(where: object, names: Sequence[str]) -> None:
     """Warns, in one line, of options or files in a place that are not read; of at most `MAX_TOLD` by their names."""
-    more = f" and {len(names) - MAX_TOLD:,} more" if len(names) > MAX_TOLD else ""
     if names:
-        warn(f"{where}: ignored: {', '.join(f'{name!r:.60}' for name in names[:MAX_TOLD])}{more}")
+        warn(f"{where}: ignored: {abridged((f'{name!r:.60}' for name in names), MAX_TOLD)}")
 
 
 def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_many_ends: bool = False) -> Options:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import first_of, warn
+from keras_transformer.errors import abridged, warn
 from keras_transformer.text.lines import sha256_of
 
 One = TypeVar("One", bound=Hashable)
@@ -71,7 +71,7 @@ def tell_of_single_labels(items: Iterable[tuple[str, Hashable, str]], path: str 
     last = {(label, key): name for label, key, name in items}
     counts = Counter(label for label, _ in last)
     if alone := [f"{label!r:.60} ({name})" for (label, _), name in last.items() if counts[label] == 1]:
-        warn(f"{path}: {len(alone):,} label(s) have one item alone, which is not held out: {first_of(alone)}")
+        warn(f"{path}: {len(alone):,} label(s) have one item alone, which is not held out: {abridged(alone)}")
 
 
 def drawn(count: int, most: int) -> list[int]:

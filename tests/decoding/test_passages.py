@@ -193,6 +193,10 @@ def test_lines_without_words_are_copied_and_counted(backwards, capsys):
     assert found_by(backwards, ["---"], prefixes=["two"])[0][0].score < 0, "it is translated as it is asked for"
     tagged = Tokenizer.train(["12:30 see www.a.bc two"] * 9, 22, tags=["<2de>"])
     assert apart("<2de> ---", passages_of(tagged, 9))[0].spaces == ["---"]
+    passages = passages_of(tagged, 9)
+    for lines, num_unread in (([(line, "") for line in ["♪", *times]], 0), ([("日本", ""), ("♪", "→")], 3)):
+        passages.taken_apart(enumerate(lines))
+        assert sum(unread.num_lines for unread in passages.unread) == num_unread, "nothing is lost of what has no words"
     assert not any(is_copied(line, tagged) for line in ("42", "12:30", "see www.a.bc", "12 --> 30", "日本 3"))
 
 

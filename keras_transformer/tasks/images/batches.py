@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, first_of, warn
+from keras_transformer.errors import RequestError, abridged, warn
 from keras_transformer.files import write_whole
 from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, pixels_of, read_image
 from keras_transformer.text.batch_sampler import EqualPlan
@@ -55,7 +55,7 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
         with write_whole(beside) as aside:
             np.array(found, "int32").tofile(aside)
         if faults:
-            warn(f"{len(faults)} image(s) cannot be read and are left out: {first_of(faults)}")
+            warn(f"{len(faults)} image(s) cannot be read and are left out: {abridged(faults)}")
     pixels, known = mapped(path, np.dtype("uint8")), mapped(beside, np.dtype("int32"))
     if len(pixels) != len(known) * math.prod(shape) or ((known < 0) | (known >= len(labels))).any():
         raise RequestError(f"{path} and {beside.name} do not fit together: delete both")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from keras_transformer.errors import RequestError, first_of, warn
+from keras_transformer.errors import RequestError, abridged, warn
 from keras_transformer.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
@@ -229,7 +229,7 @@ def _images_in(folder: Path) -> list[LabelledImage]:
             else:
                 others.append(path)
     if others:
-        warn(f"{len(others)} file(s) are no images in a class folder and are left out: {first_of(others)}")
+        warn(f"{len(others)} file(s) are no images in a class folder and are left out: {abridged(others)}")
     if not images:
         raise RequestError(f"{folder} holds no images; expected a folder of images for each label")
     return images

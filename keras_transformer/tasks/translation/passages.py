@@ -11,7 +11,15 @@ import regex as re
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Ids, Sentence, Unread, batches_by_length, is_copied, warn_of_cuts
+from keras_transformer.decoding.sentences import (
+    Ids,
+    Sentence,
+    Unread,
+    batches_by_length,
+    has_words,
+    is_copied,
+    warn_of_cuts,
+)
 from keras_transformer.errors import warn, warn_of_news
 from keras_transformer.lengths import penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
@@ -101,9 +109,11 @@ class Passages:
         tags = line.removesuffix(text)
         if not tags.strip():
             text, tags = line, ""
-        for unread, read in zip(self.unread, (text, prefix), strict=True):
-            unread.look([read])
-        if not is_blank(text) and is_blank(prefix) and is_copied(text, self.tokenizer):
+        copied = not is_blank(text) and is_blank(prefix) and is_copied(text, self.tokenizer)
+        if not copied or has_words(text):  # nothing is lost of what has no words
+            for unread, read in zip(self.unread, (text, prefix), strict=True):
+                unread.look([read])
+        if copied:
             self.num_copied += 1
             return Passage(number, [], [_on_one_line(text)])
         whole = Passage(number, [text], ["", ""], tags, prefix)
