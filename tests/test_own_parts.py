@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "my_parts.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv(own_parts.VARIABLE, raising=False)
+    monkeypatch.setenv(own_parts.VARIABLE, "")  # which restores the variable afterwards; `delenv` alone would not
     monkeypatch.setitem(family.SLOTS, "feed_forward", {**family.SLOTS["feed_forward"]})
     yield tmp_path
     sys.modules.pop("my_parts", None)
