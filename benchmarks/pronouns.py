@@ -28,7 +28,7 @@ from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.pronouns import ANIMALS, Example, known_examples, pronoun_examples
+from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples, words
 
 ASKED = 200  # sentences whose attention is looked at, of each part
 ELIDED = re.compile("'[aeiouyhâéèêîô]")
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence[Example]) -> dict[Look, tuple]:
     """Prints a row for each of `LOOKS`; returns the head (layer, head) that looks so most often on the validation."""
-    is_subject = np.isin([one.refers_to for one in test], [animal.en for animal in ANIMALS])
+    is_subject = np.isin([one.refers_to for one in test], [animal["en"] for animal in words()["animal"]])
     heads: dict[Look, tuple] = {}
     for look, on_valid, on_test in zip(LOOKS, looking(translator, valid), looking(translator, test), strict=True):
         share = on_valid.mean(0)

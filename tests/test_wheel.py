@@ -37,7 +37,7 @@ def test_it_installs_one_name_and_every_module(installed):
         modules = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
         found = {path.relative_to(installed / place) for path in (installed / place).rglob("*.py")}
         assert modules <= found
-    beside = ("plots/page.css", "plots/page.html", "plots/page.js", "py.typed", "text/pronouns.txt")
+    beside = ("plots/page.css", "plots/page.html", "plots/page.js", "py.typed", "text/pronouns.tsv")
     assert all((installed / "keras_transformer" / name).is_file() for name in beside)
 
 

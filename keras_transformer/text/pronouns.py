@@ -1,15 +1,17 @@
-"""Sentences whose pronoun cannot be translated without knowing what it refers to, with their translations.
+"""Makes sentences whose pronoun cannot be translated without knowing what it refers to, with their translations.
 
 "The animal didn't cross the street because it was too tired": German says `es`, for the animal (das Tier), and `sie` in
-"because it was too wide", for the street (die Straße). Each sentence has two nouns, and an adjective that fits one of
-them alone, as in the Winograd schemas (Levesque et al. 2012). All sentences are made from the tables in pronouns.txt.
+"because it was too wide", for the street (die Straße). Each sentence has two nouns, and a quality that fits one of
+them alone, as in the Winograd schemas (Levesque et al. 2012). All words are those of pronouns.tsv.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import NamedTuple
@@ -17,53 +19,14 @@ from typing import NamedTuple
 from keras_transformer.errors import RequestError
 
 LANGUAGES = ("de", "fr")  # into which English is translated
+THINGS = ("way", "place", "food")  # kinds of what an animal does not cross, explore or eat
 NUM_TRAIN = 24_000
 NUM_HELD_OUT = 1_000  # sentences to validate on, and as many to test on
-HELD_OUT_SHARE = 0.1  # as many pairs of nouns for the validation, and again for the test
+HELD_OUT_SHARE = 0.1  # of the pairs of nouns for the validation, and again for the test
 
+Word = dict[str, str]  # a row of the table: its kind, the word in each language, and its forms
 
-class Noun(NamedTuple):
-    """A noun with its article: in German as subject, and in French. Its genders are "m", "f" or "n"."""
-
-    en: str
-    de: str
-    fr: str
-    genders: dict[str, str]
-
-    def in_language(self, language: str) -> str:
-        """The noun with its article, as a subject."""
-        return self.de if language == "de" else self.fr
-
-    def object(self, language: str) -> str:
-        """The noun as an object: the German article `der` becomes `den`."""
-        if language == "de" and self.genders["de"] == "m":
-            return f"den {self.de[4:]}"
-        return self.in_language(language)
-
-
-class Adjective(NamedTuple):
-    """An adjective: in German, and in French for a masculine and for a feminine noun."""
-
-    en: str
-    de: str
-    fr: str
-    fr_feminine: str
-
-
-class Frame(NamedTuple):
-    """A kind of sentence: an animal does not do something with a thing, because one of both is too …
-
-    Args:
-        en, de, fr: the verb as each language's sentence has it.
-        things: with which the animal does not do it.
-        adjectives: what only these things can be.
-    """
-
-    en: str
-    de: str
-    fr: str
-    things: list[Noun]
-    adjectives: list[Adjective]
+NO_OPENING: Word = {"en": "", "de": "", "fr": ""}
 
 
 class Example(NamedTuple):
@@ -89,48 +52,20 @@ class Example(NamedTuple):
     adjective: str
 
 
-def _nouns(table: str) -> list[Noun]:
-    """The nouns of a table: English | German | French, with the gender where the French article does not show it."""
-    found = []
-    for row in table.strip().splitlines():
-        en, de, fr = (cell.strip() for cell in row.split("|"))
-        fr, _, shown = fr.partition(" (")
-        of_article = {"le": "m", "la": "f"}.get(fr.split()[0], shown[:1])
-        found.append(Noun(en, de, fr, {"de": {"der": "m", "die": "f", "das": "n"}[de[:3]], "fr": of_article}))
+@functools.cache
+def words() -> dict[str, list[Word]]:
+    """Reads the table: its rows by their kind, such as "animal", "quality of animal" and "opening"."""
+    found = defaultdict[str, list[Word]](list)
+    table = files("keras_transformer.text").joinpath("pronouns.tsv").read_text("utf-8")
+    for row in csv.DictReader(table.splitlines(), delimiter="\t", restval=""):
+        found[row["kind"]].append(row)
+    found["opening"] = 3 * [NO_OPENING] + found["opening"]  # three sentences of ten begin with the noun
     return found
-
-
-def _adjectives(table: str) -> list[Adjective]:
-    """The adjectives of a table: English | German | French, after a comma for a feminine noun."""
-    rows = [[cell.strip() for cell in row.split("|")] for row in table.strip().splitlines()]
-    return [Adjective(en, de, *(fr.split(", ") * 2)[:2]) for en, de, fr in rows]
-
-
-# The tables of pronouns.txt, each under its name.
-_, *_TABLES = re.split(r"# \w+\n", files("keras_transformer.text").joinpath("pronouns.txt").read_text("utf-8"))
-ANIMALS, WAYS, PLACES, FOODS = map(_nouns, _TABLES[:4])
-OF_ANIMALS, OF_WAYS, OF_PLACES, OF_FOODS = map(_adjectives, _TABLES[4:])
-FRAMES = [
-    Frame("didn't cross", "überquerte", "n'a pas traversé", WAYS, OF_WAYS),
-    Frame("didn't explore", "erkundete", "n'a pas exploré", PLACES, OF_PLACES),
-    Frame("didn't eat", "aß", "n'a pas mangé", FOODS, OF_FOODS),
-]
-# What a sentence begins with, in three languages. Three sentences of ten begin with the noun.
-OPENINGS = 3 * [("", "", "")] + [
-    ("Yesterday", "Gestern", "Hier"),
-    ("Today", "Heute", "Aujourd'hui"),
-    ("Last week", "Letzte Woche", "La semaine dernière"),
-    ("On Monday", "Am Montag", "Lundi"),
-    ("At noon", "Am Mittag", "À midi"),
-    ("In the evening", "Am Abend", "Le soir"),
-    ("In winter", "Im Winter", "En hiver"),
-]
-PRONOUNS = {"de": {"m": "er", "f": "sie", "n": "es"}, "fr": {"m": "il", "f": "elle"}}
 
 
 @functools.cache
 def pronoun_examples(source: str, target: str) -> tuple[list[Example], list[Example], list[Example]]:
-    """Sentences to train on, to validate on and to test on. No pair of nouns is in two of them.
+    """Makes sentences to train on, to validate on and to test on. No pair of nouns is in two of them.
 
     Args:
         source: "en".
@@ -144,7 +79,7 @@ def pronoun_examples(source: str, target: str) -> tuple[list[Example], list[Exam
             f"pronouns are made from English, en, into {' or '.join(LANGUAGES)}; received: {source}-{target}"
         )
     draw = random.Random(1)
-    pairs = [(frame, animal, thing) for frame in FRAMES for animal in ANIMALS for thing in frame.things]
+    pairs = [(animal, thing) for kind in THINGS for animal in words()["animal"] for thing in words()[kind]]
     draw.shuffle(pairs)
     count = round(HELD_OUT_SHARE * len(pairs))
     valid, test, train = pairs[:count], pairs[count : 2 * count], pairs[2 * count :]
@@ -156,49 +91,39 @@ def pronoun_examples(source: str, target: str) -> tuple[list[Example], list[Exam
 
 
 def known_examples(language: str) -> list[Example]:
-    """The animal that was too tired, and the street that was too wide. Their pair of nouns is one of the test."""
-    nouns = ANIMALS[0], WAYS[0]
-    return [
-        _example(FRAMES[0], nouns, is_animal, adjective, OPENINGS[0], language)
-        for is_animal, adjective in ((True, OF_ANIMALS[0]), (False, OF_WAYS[0]))
-    ]
+    """Makes "… too tired" and "… too wide", of the first animal and the first way: a pair of the test."""
+    nouns = words()["animal"][0], words()["way"][0]
+    return [_example(nouns, noun, words()[f"quality of {noun['kind']}"][0], NO_OPENING, language) for noun in nouns]
 
 
-def _drawn(pairs: list[tuple[Frame, Noun, Noun]], count: int, language: str, draw: random.Random) -> Iterator[Example]:
-    """Different sentences about these nouns, in equal numbers about the animal and about the thing."""
+def _drawn(pairs: list[tuple[Word, Word]], count: int, language: str, draw: random.Random) -> Iterator[Example]:
+    """Yields different sentences about these nouns, in equal numbers about the animal and about the thing."""
     seen = set[str]()
     while len(seen) < count:
-        frame, animal, thing = draw.choice(pairs)
-        is_animal = len(seen) % 2 == 0
-        adjective = draw.choice(OF_ANIMALS if is_animal else frame.adjectives)
-        example = _example(frame, (animal, thing), is_animal, adjective, draw.choice(OPENINGS), language)
+        nouns = draw.choice(pairs)
+        meant = nouns[len(seen) % 2]
+        quality = draw.choice(words()[f"quality of {meant['kind']}"])
+        example = _example(nouns, meant, quality, draw.choice(words()["opening"]), language)
         if example.source not in seen:
             seen.add(example.source)
             yield example
 
 
-def _example(
-    frame: Frame,
-    nouns: tuple[Noun, Noun],
-    is_subject: bool,
-    adjective: Adjective,
-    opening: tuple[str, str, str],
-    language: str,
-) -> Example:
-    """A sentence. The pronoun refers to the subject, or to the object."""
-    subject, thing = nouns
-    meant, other = nouns if is_subject else (thing, subject)
-    gender = meant.genders[language]
-    pronoun = PRONOUNS[language][gender]
-    en = f"{opening[0]} the {subject.en}".strip()
-    source = f"{en} {frame.en} the {thing.en} because it was too {adjective.en}."
-    if language == "de":
-        begin = f"{opening[1]} {frame.de} {subject.de}" if opening[1] else f"{subject.de} {frame.de}"
-        translated = f"{begin} {thing.object('de')} nicht, weil {pronoun} zu {adjective.de} war."
+def _example(nouns: tuple[Word, Word], meant: Word, quality: Word, opening: Word, language: str) -> Example:
+    """Makes a sentence that an animal does not do something with a thing, as one of both is too tired or too wide."""
+    animal, thing = nouns
+    other = animal if meant is thing else thing
+    verb = words()[f"verb of {thing['kind']}"][0]
+    pronoun = meant[f"{language} pronoun"]
+    source = f"{opening['en']} the {animal['en']} {verb['en']} the {thing['en']} because it was too {quality['en']}."
+    if language == "de":  # the verb stands second
+        begin = f"{opening['de']} {verb['de']} {animal['de']}" if opening["de"] else f"{animal['de']} {verb['de']}"
+        target = f"{begin} {thing['de object']} nicht, weil {pronoun} zu {quality['de']} war."
     else:
-        begin = f"{opening[2]}, {subject.fr}" if opening[2] else subject.fr
-        quality = adjective.fr_feminine if gender == "f" else adjective.fr
-        translated = f"{begin} {frame.fr} {thing.fr} parce qu'{pronoun} était trop {quality}."
-    first = source[0].upper() + source[1:], translated[0].upper() + translated[1:]
-    noun = re.split("[ ']", meant.in_language(language))[1]
-    return Example(*first, pronoun, meant.en, noun, other.en, gender != other.genders[language], adjective.en)
+        form = "fr feminine" if pronoun == "elle" else "fr"
+        begin = f"{opening['fr']} {animal['fr']} {verb['fr']} {thing['fr']}"
+        target = f"{begin} parce qu'{pronoun} était trop {quality[form]}."
+    source, target = (text.strip()[0].upper() + text.strip()[1:] for text in (source, target))
+    noun = re.split("[ ']", meant[language])[1]
+    genders_differ = pronoun != other[f"{language} pronoun"]
+    return Example(source, target, pronoun, meant["en"], noun, other["en"], genders_differ, quality["en"])

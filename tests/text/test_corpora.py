@@ -21,7 +21,7 @@ from keras_transformer.tasks.masked_tokens.training import _rows
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
-from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
+from keras_transformer.text.pronouns import known_examples, pronoun_examples
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.resolution import settings_of
 
@@ -309,11 +309,6 @@ def test_a_pronoun_has_the_gender_of_its_noun():
     for one in pronoun_examples("en", "de")[2]:
         article = re.search(rf"\b(\w+) {one.noun}\b", one.target)
         assert article and pronoun_of[article[1].lower()] == one.pronoun and f"weil {one.pronoun} zu " in one.target
-
-
-def test_the_gender_stands_behind_a_french_noun_whose_article_hides_it():
-    hour, bread = _nouns("hour | die Stunde | l'heure (f)\nbread | das Brot | le pain")
-    assert (hour.fr, hour.genders, bread.genders["fr"]) == ("l'heure", {"de": "f", "fr": "f"}, "m")
 
 
 def test_the_corpus_is_made_of_the_training_and_the_validation_sentences():
