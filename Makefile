@@ -82,7 +82,7 @@ bench: $(PARITY_ENVIRONMENT)
 	.venv/bin/python -m benchmarks.decode --threads 1 --batches 1 --rounds 3
 	.venv/bin/python -m benchmarks.train --shape tiny --threads 1 --rounds 3
 	.venv/bin/python -m benchmarks.loss --threads 1 --rounds 3
-	.venv/bin/python -m benchmarks.growth --rounds 3 --out growth.png
+	.venv/bin/python -m benchmarks.growth --rounds 3
 
 docs: $(SITE_ENVIRONMENT)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict

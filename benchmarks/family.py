@@ -1,6 +1,6 @@
 """What each variant of the family is good for: all train on the same small task, with the same steps and seed.
 
-    python -m benchmarks.family --out family.png
+    python -m benchmarks.family
     python -m benchmarks.family --dataset multi30k:en-de --data-dir multi30k --steps 3000
     python -m benchmarks.family --variants default "positions rotary"
 
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
+from benchmarks.contest import at_least_one, in_process, print_head, print_row
 from keras_transformer import family
 from keras_transformer.errors import JobError, exit_status
 from keras_transformer.text.corpora import Pair, load_corpus
@@ -69,27 +69,22 @@ class Figures(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table and draws quality and speed.
+    """Prints the table.
 
     Raises:
-        RequestError: the picture cannot be written there, or there is no such corpus.
+        RequestError: there is no such corpus.
         JobError: a training failed.
     """
     options = parse(arguments)
-    check_picture(options.out)
     head = ["variant", "parameters", "operations in training", "target tokens/s in training"]
     head += ["BLEU, exact", "BLEU, exact: longer sources", "sentences/s of ONNX"]
-    figures: dict[str, Figures] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = write_task(folder, options)
         print_head(head)
         for variant in options.variants:
             train(folder, variant, [*recipe, *variants()[variant]], options)
-            figures[variant] = in_process(measure, folder, variant, options.rounds)
-            print_row([variant, *cells(figures[variant])])
-    if options.out:
-        draw(figures, options.out)
+            print_row([variant, *cells(in_process(measure, folder, variant, options.rounds))])
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -105,7 +100,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1)
     add("--threads", type=at_least_one, default=2, help="in training (default: 2)")
     add("--rounds", type=at_least_one, default=3, help="of the ONNX translator (default: 3)")
-    add("--out", help="write a picture of quality and speed here, .png")
     return parser.parse_args(arguments)
 
 
@@ -244,26 +238,6 @@ def cells(figures: Figures) -> list[str]:
     speed = f"{figures.sentences_a_second:,.0f}"
     numbers = [f"{figures.parameters:,}", f"{figures.operations:.1e}", f"{figures.tokens_a_second:,.0f}"]
     return [*numbers, str(figures.short), str(figures.long), speed]
-
-
-def draw(figures: dict[str, Figures], path: str) -> None:
-    """Draws a row for each variant: the BLEU of both kinds of sentences, and beside it the speed of training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.2 + 0.24 * len(figures)), layout="constrained")
-    quality, speed = figure.subplots(1, 2, sharey=True)
-    names = list(figures)
-    for kind, marker, label in (("short", "o", "sources as in training"), ("long", "D", "longer sources")):
-        quality.plot([getattr(one, kind).bleu for one in figures.values()], names, marker, mfc="none", label=label)
-    speed.plot([one.tokens_a_second for one in figures.values()], names, "o", color="black", markerfacecolor="none")
-    quality.set(xlabel="BLEU", xlim=(-3, 103))
-    speed.set(xlabel="target tokens a second in training", xlim=(0, None))
-    speed.xaxis.set_major_formatter("{x:,.0f}")
-    quality.invert_yaxis()  # the default on top; the panels share the axis
-    for axes in (quality, speed):
-        axes.grid(True, alpha=0.3)
-    figure.legend(*quality.get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

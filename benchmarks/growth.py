@@ -1,6 +1,6 @@
 """Measures how time and memory of our ONNX artefact grow with batch, steps, source length, beams and vocabulary.
 
-    python -m benchmarks.growth --out growth.png
+    python -m benchmarks.growth
 
 Each quantity is varied alone, from 16 sentences of 16 pieces, 20 steps, 4 beams and 8,000 pieces. The command prints a
 Markdown table with a row for each point. The last row of a quantity has the slope of log(seconds) over log(quantity)
@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from benchmarks.contest import (
     at_least_one,
-    check_picture,
     contenders,
     in_process,
     print_head,
@@ -74,31 +73,26 @@ SMALL_CURVES = {"batch": Curve([1, 2], "1"), "steps": Curve([2, 4], "1")}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table and draws the curves.
+    """Prints the table.
 
     Raises:
-        RequestError: the picture cannot be written there, or there is no such curve.
+        RequestError: there is no such curve.
     """
     options = parse(arguments)
-    check_picture(options.out)
     curves, base = (SMALL_CURVES, Setting(2, 4, 4, 2, 200)) if options.small else (CURVES, Setting())
     curves = {name: curve for name, curve in curves.items() if name in options.curves}
     if not curves:
         raise RequestError(f"`--small` has the curves {', '.join(SMALL_CURVES)}. Received: {', '.join(options.curves)}")
     print_head(["varied", "value", "seconds", "ms a step", "MiB at the peak", "slope", "theory"])
-    measured = {}
     for name, curve in curves.items():
-        measured[name] = [measure(base._replace(**{name: value}), options) for value in curve.values]
-        for row in rows(name, curve, measured[name], base):
+        points = [measure(base._replace(**{name: value}), options) for value in curve.values]
+        for row in table_rows(name, curve, points, base):
             print_row(row)
-    if options.out:
-        draw(curves, measured, options.out)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="write a picture of the curves here, .png")
     parser.add_argument("--threads", type=at_least_one, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=at_least_one, default=5)
@@ -119,7 +113,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> Point:
             return Point(statistics.median(seconds), started["onnx"].peak_mib())
 
 
-def rows(name: str, curve: Curve, points: list[Point], base: Setting) -> Iterator[list[str]]:
+def table_rows(name: str, curve: Curve, points: list[Point], base: Setting) -> Iterator[list[str]]:
     """The rows of one quantity. If steps are varied, the cost of a step counts only the steps since the last point."""
     for place, (value, point) in enumerate(zip(curve.values, points, strict=True)):
         steps, earlier = value if name == "steps" else base.steps, 0.0
@@ -134,21 +128,6 @@ def rows(name: str, curve: Curve, points: list[Point], base: Setting) -> Iterato
 def slope_at_end(values: list[int], points: list[Point]) -> float:
     """The slope of log(seconds) over log(value) between the last two points."""
     return math.log(points[-1].seconds / points[-2].seconds) / math.log(values[-1] / values[-2])
-
-
-def draw(curves: dict[str, Curve], measured: dict[str, list[Point]], path: str) -> None:
-    """Draws seconds (above) and memory (below) over each quantity, on logarithmic axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3 * len(curves), 5), layout="constrained")
-    axes = figure.subplots(2, len(curves), sharex="col", squeeze=False)
-    for column, (name, points) in enumerate(measured.items()):
-        for row, label in enumerate(("seconds", "MiB at the peak")):
-            axes[row][column].loglog(curves[name].values, [point[row] for point in points], "o-")
-            axes[row][column].set_ylabel(label if column == 0 else "")
-            axes[row][column].grid(True, which="both", alpha=0.3)
-        axes[1][column].set_xlabel(name)
-    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's table 1, measured: kinds of layers over the length of their input, beside theory.
 
-    python -m benchmarks.layers --out layers.png
+    python -m benchmarks.layers
 
 Every kind maps one sequence of n states of width d to another: self-attention, self-attention restricted to r
 positions, a recurrent layer in one and in two directions, and a convolution of width k. The recurrent and the
@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.contest import at_least_one, check_picture, contenders, print_head, print_row, rounds
+from benchmarks.contest import at_least_one, contenders, print_head, print_row, rounds
 from benchmarks.devices import configure_keras
 from keras_transformer.errors import exit_status
-from keras_transformer.plots.pictures import tell_lines_apart
 
 WIDTH, NUM_HEADS = 256, 4  # d, and the heads of attention
 NEIGHBOURHOOD = 33  # r, the keys that a position sees in restricted self-attention
@@ -108,13 +107,8 @@ KINDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table and draws the curves.
-
-    Raises:
-        RequestError: the picture cannot be written there.
-    """
+    """Prints the table."""
     options = parse(arguments)
-    check_picture(options.out)
     measured: dict[str, list[Point]] = {name: [] for name in options.layers}
     for length in options.lengths:
         for name, point in measure(options.layers, length, options.threads, options.rounds).items():
@@ -127,14 +121,11 @@ def main(arguments: list[str] | None = None) -> None:
                 since = f"{slope(options.lengths[place - 1 : place + 1], points[place - 1 : place + 1]):.2f}"
             figures = [f"{point.seconds * 1e3:.2f}", since, f"{point.mib:.0f}"]
             print_row([name, f"{length:,}", *figures, kind.cost, kind.sequential(length), kind.path(length)])
-    if options.out:
-        draw(options.lengths, measured, options.out)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="write a picture of the curves here, .png")
     parser.add_argument("--layers", nargs="+", choices=KINDS, default=list(KINDS), help="kinds (default: all)")
     parser.add_argument("--lengths", nargs="+", type=at_least_one, default=LENGTHS)
     parser.add_argument("--threads", type=at_least_one, default=1)
@@ -190,27 +181,6 @@ def compiled(backend: str, model: Any, x: np.ndarray) -> Callable[[], Any]:
 def slope(lengths: list[int], points: list[Point]) -> float:
     """The slope of log(seconds) over log(length) between two points."""
     return math.log(points[1].seconds / points[0].seconds) / math.log(lengths[1] / lengths[0])
-
-
-def draw(lengths: list[int], measured: dict[str, list[Point]], path: str) -> None:
-    """Draws milliseconds and memory over length, on logarithmic axes."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter, StrMethodFormatter
-
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
-    times, memory = figure.subplots(1, 2)
-    for axes, label in ((times, "time, ms"), (memory, "memory at the peak, MiB")):
-        axes.set(xlabel="length, positions", ylabel=label)
-        axes.grid(True, which="both", alpha=0.3)
-        tell_lines_apart(axes)
-    for name, points in measured.items():
-        times.loglog(lengths, [point.seconds * 1e3 for point in points], marker="o", label=name)
-        memory.loglog(lengths, [point.mib for point in points], marker="o", label=name)
-    for axis in (times.xaxis, memory.xaxis, memory.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    memory.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # memory may stay within one power of ten
-    figure.legend(*times.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

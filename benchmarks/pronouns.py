@@ -1,7 +1,8 @@
-"""What a run of the corpus `pronouns` gets right, and which heads look from a pronoun to what it stands for.
+"""Tells what a run of the corpus `pronouns` gets right, and which heads look from a pronoun to what it stands for.
 
-    python train.py --dataset pronouns:en-de --out runs/pronouns
-    python -m benchmarks.pronouns runs/pronouns
+    python -m benchmarks.pronouns runs/pronouns --out it.png
+
+Where there is no such run, the command trains it first: `train.py --dataset pronouns:en-de --out runs/pronouns`.
 
 The sentences are of pairs of nouns that no training sentence has. The heads are chosen on the validation, and measured
 on test sentences, whose pairs of nouns no validation sentence has. A word looks at the word of its largest score, of
@@ -17,6 +18,7 @@ import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples, words
+from train import main as train
 
 ASKED = 200  # sentences whose attention is looked at, of each part
 ELIDED = re.compile("'[aeiouyhâéèêîô]")
@@ -68,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Prints the table.
 
     Raises:
-        RequestError: there is no such run, or it was not trained on the corpus.
+        RequestError: the run was not trained on the corpus.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
@@ -76,6 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     check_picture(options.out)
     run = options.run
+    if not Path(run).exists():
+        train(["--dataset", "pronouns:en-de", "--out", run])
     corpus = read_config(run).get("corpus", {})
     if not str(corpus.get("name")).startswith("pronouns:"):
         raise RequestError(f"expected a run of `--dataset pronouns:…`; received one of {corpus.get('name')!r}")

@@ -18,7 +18,7 @@ from num2words import num2words
 
 N, D_MODEL, D_FF, H = 2, 128, 512, 4  # Table 3: the base model has 6, 512, 2048 and 8
 P_DROP, EPSILON_LS = 0.1, 0.1
-WARMUP_STEPS, BATCH, STEPS = 1_000, 128, 800
+WARMUP_STEPS, BATCH, STEPS = 4_000, 128, 800
 
 PAD, UNKNOWN, START, END = range(4)  # ids that are no words
 

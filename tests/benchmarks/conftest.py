@@ -39,11 +39,10 @@ class Here(contest.Contender):
 
 def run_here(command: list[str], **options: Any) -> Any:
     """`subprocess.run` of a training; other commands have their process."""
-    if command[0] != sys.executable or not {"train", "train.py"} & {*command[1:4], command[1][-8:]}:
+    if command[1:4] != ["-m", "keras_transformer", "train"]:
         return RUN(command, **options)
-    words = command[4:] if command[1] == "-m" else command[2:]
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        return SimpleNamespace(returncode=main(["train", *words]), stderr=said.getvalue())
+        return SimpleNamespace(returncode=main(command[3:]), stderr=said.getvalue())
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Each benchmark runs at a tiny size, and compares like with like. Nothing is timed."""
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode, family, lengths, multi30k, weights
+from benchmarks import decode, multi30k, weights
 from keras_transformer.errors import RequestError
 from tests import tiny_text
 from tests.models.variants import make_model
@@ -17,8 +16,6 @@ from tests.training.runs import ROOT, run_module
 
 ONCE = ["--threads", "1", "--rounds", "1"]
 DECODE = [*["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision"]]
-SMALL = "--num-layers 1 --num-heads 1 --hidden-dim 8 --intermediate-dim 8 --token-budget 128 --steps 1 --devices cpu"
-TRAIN = ["--", *SMALL.split(), "--average-last", "1"]
 REFERENCES = ["Zwei Hunde rennen schnell.", "Ein Mann sitzt dort."]
 LONG, PARITY = pytest.mark.long, pytest.mark.parity
 
@@ -56,15 +53,13 @@ def test_the_script_for_gpus_runs_on_a_processor(tmp_path):
 
 
 @LONG
-def test_pictures_are_drawn_of_what_was_measured(bench, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = bench("growth", "--small", "--out", "growth.png", *ONCE)
+def test_each_row_is_of_one_size(bench):
+    rows = bench("growth", "--small", *ONCE)
     assert [row[:2] for row in rows] == [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]]
-    rows = bench("layers", "--layers", "convolutional", "--lengths", 8, 70, "--out", "layers.png", *ONCE)
+    rows = bench("layers", "--layers", "convolutional", "--lengths", 8, 70, *ONCE)
     # By hand: 69 places in steps of one (three keys are seen).
     assert [row[:2] for row in rows] == [["convolutional", "8"], ["convolutional", "70"]]
     assert rows[1][5:] == ["k·n·d²", "1", "69"]
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("growth.png", "layers.png"))
 
 
 def test_other_translations_are_an_error_and_int8_is_compared_only_with_who_has_it(monkeypatch, bench):
@@ -97,75 +92,19 @@ def test_a_wrong_request_is_refused_in_one_line(bench):
         "decode --run nowhere": "expected a run folder",
         "train --shape small --against products --device cuda": "needs a GPU",
         "growth --small --curves source": "`--small` has the curves batch, steps",
-        "depth --steps 60": "`--steps` must be a multiple of 50. Received: 60",
-        "lengths --out nowhere/it.png": "`--out` must be a .png in a folder that exists",
+        "pronouns run --out nowhere/it.png": "`--out` must be a .png in a folder that exists",
     }.items():
         status, err = bench(*arguments.split())
         assert status == 2 and "Traceback" not in err and message in err.splitlines()[-1], arguments
 
 
 @LONG
-def test_variants_of_the_family_are_trained_and_measured(tmp_path, bench):
-    small = ["--steps", 2, "--sentences", 5, "--out", tmp_path / "P.png", *ONCE]
-    (rms,) = bench("family", "--variants", "norm rms", *small)
+def test_variants_of_the_family_are_trained_and_measured(bench):
+    (rms,) = bench("family", "--variants", "norm rms", "--steps", 2, "--sentences", 5, *ONCE)
     # Two layers a stack, D 128, F 256, 200 pieces; by hand: embedding, then kernels, biases and norms of both stacks.
     attention, feed_forward, norm = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
     assert rms[:2] == ["norm rms", f"{200 * 128 + 2 * (3 * attention + 2 * feed_forward + 5 * norm):,}"]
-    assert float(rms[6].replace(",", "")) > 0 and (tmp_path / "P.png").stat().st_size > 10_000
-
-
-def test_the_rows_of_the_tests_are_not_in_training(tmp_path):
-    lengths.write_task(tmp_path, "reverse", lengths.parse(["--lengths", "3", "10", "--rows", "30", "--longest", "4"]))
-    trained, tests, valid = (family.read_pairs(tmp_path / name) for name in ("train", "tests", "short"))
-    assert {len(source.split()) for source in trained[0]} == {1, 2, 3, 4}
-    assert [len(source.split()) for source in tests[0]] == [3] * 30 + [10] * 30
-    assert set(tests[0]).isdisjoint(trained[0] + valid[0])
-    assert [target.split() for target in tests[1]] == [source.split()[::-1] for source in tests[0]]
-
-
-@LONG
-def test_rows_longer_than_in_training_are_measured_and_drawn(tmp_path, bench):
-    small = ["--tasks", "reverse", "--lengths", 2, 9, "--rows", 5, "--steps", 2, "--seeds", 3]
-    (row,) = bench("lengths", "--variants", "universal", *small, "--out", tmp_path / "P.png")
-    assert row[:3] == ["reverse", "universal", "3"] and row[4:] == ["0%", "0%"]
-    assert (tmp_path / "P.png").stat().st_size > 10_000
-
-
-@LONG
-def test_depth_is_measured_with_each_rate_and_seed_and_drawn(tmp_path, bench):
-    small = ["--residuals", "pre_norm", "--depths", 1, "--rates", 0, 0.01, "--seeds", 1, 2, 1, "--steps", 50]
-    row, alone = bench("depth", *small, "--out", tmp_path / "P.png")
-    still, moved = ([float(loss) for loss in cell.split(", ")] for cell in row[2:])
-    assert row[:2] == ["pre_norm", "1"] and 3 < float(alone[2]) < math.log(200)
-    assert min(still) > math.log(200) - 0.1 > max(moved), "without a rate nothing is learned"
-    assert moved[0] == moved[2] != moved[1], "each training begins again, whatever ran before it"
-    assert (tmp_path / "P.png").stat().st_size > 10_000
-
-
-@LONG
-def test_a_model_of_histories_stands_beside_what_it_has_to_beat(tmp_path, bench):
-    """After each item comes the next one of a ring: the last item tells it, popularity does not."""
-    lines = [f"{user},{(user + time) % 5},{time}\n" for user in range(20) for time in range(8)]
-    (tmp_path / "log").write_text("".join([*lines, "single,0,1\n"]), encoding="utf-8")
-    rows = bench("recommend", "--log", tmp_path / "log", "--at", 1, 5, *TRAIN, "--context-length", 8)
-    assert [row[0] for row in rows] == ["popularity", "what followed the last item", "SequenceEncoder"]
-    assert rows[1][1:] == ["1.0000"] * 4 and all(row[3] == "1.0000" for row in rows)
-    assert float(rows[0][1]) < 0.5
-
-
-@LONG
-def test_documentation_is_summed_up(tmp_path, bench):
-    rest = "It has many words that say nothing and follow one after the other until there are twenty of them."
-    function = 'def name{0}(one, two):\n    """Return number {0} of {1}. {2}"""\n'
-    for module in range(14):  # the last one is held out
-        text = "".join(function.format(number, module, rest) for number in range(5))
-        (tmp_path / f"module{module}.py").write_text(text)
-    options = ["--library", tmp_path, "--out", tmp_path, "--attentions", "compressed"]
-    (row,) = bench("summaries", *options, *TRAIN, "--context-length", 128, "--vocabulary-size", 60)
-    assert row[0] == "compressed" and all(float(number) > 1 for number in row[3:])
-    targets, held_out = ((tmp_path / name).read_text().splitlines() for name in ("train.target", "valid.target"))
-    assert f"module0.name1(one, two): {rest}" in (tmp_path / "train.source").read_text().splitlines()
-    assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
+    assert float(rms[6].replace(",", "")) > 0
 
 
 def test_multi30k_has_a_search_for_each_figure_unless_one_is_asked_for(monkeypatch, tmp_path, capsys):
