@@ -20,7 +20,7 @@ N, D_MODEL, D_FF, H = 2, 128, 512, 4  # Table 3: the base model has 6, 512, 2048
 P_DROP, EPSILON_LS = 0.1, 0.1
 WARMUP_STEPS, BATCH, STEPS = 4_000, 128, 800
 
-PAD, UNKNOWN, START, END = range(4)  # ids that are no words
+PAD, UNKNOWN, START, END = range(4)  # ids that are no words, as the package has them
 
 
 # 3.2 Attention
@@ -40,7 +40,8 @@ def causal_mask(length):
 def attention(q, k, v, mask):
     """softmax(Q Kᵀ / √d_k) V (equation 1): (B, h, T, d_k)."""
     scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) / k.shape[-1] ** 0.5  # (B, h, T, S)
-    return ops.matmul(ops.softmax(ops.where(mask, scores, -1e9)), v)
+    scores = ops.where(mask, scores, -1e9)  # −∞ in the paper (3.2.3); of a finite number no row of padding is NaN
+    return ops.matmul(ops.softmax(scores), v)
 
 
 class MultiHeadAttention(keras.layers.Layer):
@@ -52,11 +53,9 @@ class MultiHeadAttention(keras.layers.Layer):
         self.w_q, self.w_k, self.w_v, self.w_o = (self.add_weight((d_model, d_model)) for _ in range(4))
 
     def call(self, x, memory, mask):
-        q, k, v = (
-            self.split(ops.matmul(states, w)) for states, w in ((x, self.w_q), (memory, self.w_k), (memory, self.w_v))
-        )
-        heads = ops.swapaxes(attention(q, k, v, mask), 1, 2)  # (B, T, h, d_k)
-        return ops.matmul(ops.reshape(heads, ops.shape(x)), self.w_o)
+        q, k, v = ops.matmul(x, self.w_q), ops.matmul(memory, self.w_k), ops.matmul(memory, self.w_v)
+        heads = attention(self.split(q), self.split(k), self.split(v), mask)  # (B, h, T, d_k)
+        return ops.matmul(ops.reshape(ops.swapaxes(heads, 1, 2), ops.shape(x)), self.w_o)
 
     def split(self, x):
         """(B, T, d_model) → (B, h, T, d_k)."""
@@ -207,8 +206,8 @@ def train(model, sources, targets, steps, d_model=D_MODEL, seed=1):
 
 
 def greedy(model, sources):
-    """Ids (B, S) → ids of the translations, each with its end, then padding. At most 50 words longer."""
-    limits = np.sum(sources != PAD, axis=1) - 1 + 50
+    """Ids (B, S) → ids of the translations, each with its end, then padding."""
+    limits = np.sum(sources != PAD, axis=1) - 1 + 50  # "input length + 50"
     memory, memory_mask = model.encode(sources), padding_mask(sources)
     target, going = np.array([[START, PAD]] * len(sources)), np.full(len(sources), True)
     while going.any():  # the last column is for the next word; no position sees it, as it comes later

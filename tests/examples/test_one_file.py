@@ -5,33 +5,32 @@ import numpy as np
 import pytest
 
 import one_file
+from benchmarks.weights import STACKS, arrays_of
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays
 from keras_transformer.making import PRESETS, SIZES
 from keras_transformer.models import Transformer
 
-VOCABULARY_SIZE, MAX_LENGTH = 60, 70
+VOCABULARY_SIZE = 60
 
 
-def weights_of(ours: Transformer) -> list[keras.Variable]:
-    """The weights of our model in the order of the paper's figure: first a block's attentions, then feed-forward."""
+def weights_of(ours: Transformer) -> list[np.ndarray]:
+    """The weights of our model in the order of the paper's figure: in each block attentions, then feed-forward."""
+    arrays, names = arrays_of(ours), ["embeddings"]
+    for stack, attentions in STACKS.items():
+        for layer in range(ours.num_layers):
+            for one in attentions:
+                parts = [f"{one}/{part}" for part in ("query", "key", "value", "output")]
+                names += [f"{stack}/{layer}/{part}" for part in (*parts, *norm(f"{one}_attention"))]
+            parts = ["kernel_in", "bias_in", "kernel_out", "bias_out", *norm("feed_forward")]
+            names += [f"{stack}/{layer}/{part}" for part in parts]
+    assert arrays.keys() == {*names, "positions", "num_heads"}, "every weight has its place"
+    return [arrays[name] for name in names]
 
-    def of_attention(layer, add_and_norm) -> list:
-        kernels = (layer.query_kernel, layer.key_kernel, layer.value_kernel, layer.output_kernel)
-        return [*kernels, *add_and_norm.norm.weights]
 
-    def of_block(block) -> list:
-        names = [name for name in ("self_attention", "cross_attention") if hasattr(block, name)]
-        attentions = [of_attention(getattr(block, name), getattr(block, f"{name}_residual")) for name in names]
-        last = block.feed_forward
-        products = (last.kernel_in, last.bias_in, last.kernel_out, last.bias_out)
-        return [*sum(attentions, []), *products, *block.feed_forward_residual.norm.weights]
-
-    blocks = [*ours.encoder_stack.blocks, *ours.decoder_stack.blocks]
-    found = [ours.target_embedding.embeddings, *(weight for block in blocks for weight in of_block(block))]
-    assert {id(weight) for weight in found} == {id(weight) for weight in ours.weights}, "every weight has its place"
-    return found
+def norm(sublayer: str) -> list[str]:
+    return [f"{sublayer}/gamma", f"{sublayer}/beta"]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +44,8 @@ def both() -> tuple[Transformer, one_file.Transformer]:
     theirs = one_file.Transformer(
         VOCABULARY_SIZE, ours.num_layers, ours.hidden_dim, ours.intermediate_dim, ours.num_heads, p_drop=0.3
     )
-    theirs((ids([[4, 3]]), ids([[2]])))
-    for mine, weight in zip(theirs.weights, weights_of(ours), strict=True):
-        mine.assign(weight)
+    theirs((ids([[4, 3]]), ids([[2, 4]])))  # which makes its norms
+    theirs.set_weights(weights_of(ours))
     return ours, theirs
 
 
