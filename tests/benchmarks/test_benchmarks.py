@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,27 +16,35 @@ from tests.models.variants import make_model
 from tests.training.runs import ROOT, run_module
 
 ONCE = ["--threads", "1", "--rounds", "1"]
-DECODE = [*["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision"]]
+DECODE = "--sizes small --batches 1 --batch 2 --beams 2 --precision"
 REFERENCES = ["Zwei Hunde rennen schnell.", "Ein Mann sitzt dort."]
 LONG, PARITY = pytest.mark.long, pytest.mark.parity
 
 
-@pytest.mark.parametrize(
-    ("arguments", "first_cells"),
-    [
-        ("loss --small --against keras --precision float32", ["float32"]),
-        pytest.param("loss --small --against torch --precision float32", ["float32"], marks=PARITY),
-        pytest.param("train --shape small --precision float32 --against products", ["small", "float32"], marks=LONG),
-        pytest.param("train --shape small --precision float32 --against torch keras_hub", ["small", "float32"],
-                     marks=[LONG, PARITY]),
-        *(pytest.param(f"decode {' '.join(DECODE)} float32 --against {peers}", ["float32", "1", "2", "2"], marks=mark)
-          for peers, mark in (("ctranslate2 saved_model tflite", LONG), ("marian", [LONG, PARITY]))),
-    ],
-)  # fmt: skip
-def test_contenders_compute_the_same(arguments, first_cells, bench):
-    (row,) = bench(*arguments.split(), *ONCE)
-    assert row[: len(first_cells)] == first_cells
-    assert "decode" not in arguments or set(row[7::3]) == {"100%"}, "of the translations"
+# By hand, of two layers a stack, D 128, F 256 and 200 pieces: the embedding, then kernels, biases and norms.
+ATTENTION, FEED_FORWARD, NORM = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
+RMS = f"{200 * 128 + 2 * (3 * ATTENTION + 2 * FEED_FORWARD + 5 * NORM):,}"
+# A benchmark with its arguments, and the cells with which its rows begin.
+TABLES = [
+    ("loss --small --against keras --precision float32", [["float32"]], []),
+    ("loss --small --against torch --precision float32", [["float32"]], PARITY),
+    ("train --shape small --precision float32 --against products", [["small", "float32"]], LONG),
+    ("train --shape small --precision float32 --against torch keras_hub", [["small", "float32"]], [LONG, PARITY]),
+    (f"decode {DECODE} float32 --against ctranslate2 saved_model tflite", [["float32", "1", "2", "2"]], LONG),
+    (f"decode {DECODE} float32 --against marian", [["float32", "1", "2", "2"]], [LONG, PARITY]),
+    ("growth --small", [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]], LONG),
+    ("layers --layers convolutional --lengths 8 70", [["convolutional", "8"], ["convolutional", "70"]], LONG),
+    ("family --variants 'norm rms' --steps 2 --sentences 5", [["norm rms", RMS]], LONG),
+]
+
+
+@pytest.mark.parametrize(("arguments", "begins"), [pytest.param(*case, marks=marks) for *case, marks in TABLES])
+def test_a_benchmark_prints_its_table_once_all_contenders_computed_the_same(arguments, begins, bench):
+    rows = bench(*shlex.split(arguments), *ONCE)
+    assert [row[: len(begin)] for row, begin in zip(rows, begins, strict=True)] == begins
+    assert "decode" not in arguments or set(rows[0][7::3]) == {"100%"}, "of the translations"
+    # By hand: a convolution that sees three keys takes 69 steps from one end of 70 places to the other.
+    assert "layers" not in arguments or rows[1][5:] == ["k·n·d²", "1", "69"]
 
 
 @LONG
@@ -52,28 +61,18 @@ def test_the_script_for_gpus_runs_on_a_processor(tmp_path):
     assert done.returncode == 1 and "no time was left" in done.stdout
 
 
-@LONG
-def test_each_row_is_of_one_size(bench):
-    rows = bench("growth", "--small", *ONCE)
-    assert [row[:2] for row in rows] == [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]]
-    rows = bench("layers", "--layers", "convolutional", "--lengths", 8, 70, *ONCE)
-    # By hand: 69 places in steps of one (three keys are seen).
-    assert [row[:2] for row in rows] == [["convolutional", "8"], ["convolutional", "70"]]
-    assert rows[1][5:] == ["k·n·d²", "1", "69"]
-
-
 def test_other_translations_are_an_error_and_int8_is_compared_only_with_who_has_it(monkeypatch, bench):
     monkeypatch.setattr(decode, "prepare", lambda *arguments: None)  # the decoders read no model
     monkeypatch.setattr(decode, "footprint", lambda contender: "1")
     monkeypatch.setattr(decode, "start_onnx", lambda folder, cell: lambda: [[4]] * cell.num_sentences)
     for name in ("ctranslate2", "saved_model"):
         monkeypatch.setitem(decode.OTHERS, name, lambda folder, cell: lambda: [[5]] * cell.num_sentences)
-    status, err = bench("decode", *DECODE, "float32", "--against", "ctranslate2", *ONCE)
+    status, err = bench("decode", *DECODE.split(), "float32", "--against", "ctranslate2", *ONCE)
     assert status == 1 and "expected the translations of our ONNX artefact" in err and "ctranslate2 0%" in err
     # With a length penalty other than 0, and in int8, the translations may differ.
-    (row,) = bench("decode", *DECODE, "float32", "--against", "ctranslate2", "--length-penalty", 0.6, *ONCE)
+    (row,) = bench("decode", *DECODE.split(), "float32", "--against", "ctranslate2", "--length-penalty", 0.6, *ONCE)
     assert "0%" in row
-    (row,) = bench("decode", *DECODE, "int8", "--against", "ctranslate2", "saved_model", *ONCE)
+    (row,) = bench("decode", *DECODE.split(), "int8", "--against", "ctranslate2", "saved_model", *ONCE)
     assert row[9:] == ["–", "–", "–"] and row[6] != "–"
 
 
@@ -96,15 +95,6 @@ def test_a_wrong_request_is_refused_in_one_line(bench):
     }.items():
         status, err = bench(*arguments.split())
         assert status == 2 and "Traceback" not in err and message in err.splitlines()[-1], arguments
-
-
-@LONG
-def test_variants_of_the_family_are_trained_and_measured(bench):
-    (rms,) = bench("family", "--variants", "norm rms", "--steps", 2, "--sentences", 5, *ONCE)
-    # Two layers a stack, D 128, F 256, 200 pieces; by hand: embedding, then kernels, biases and norms of both stacks.
-    attention, feed_forward, norm = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
-    assert rms[:2] == ["norm rms", f"{200 * 128 + 2 * (3 * attention + 2 * feed_forward + 5 * norm):,}"]
-    assert float(rms[6].replace(",", "")) > 0
 
 
 def test_multi30k_has_a_search_for_each_figure_unless_one_is_asked_for(monkeypatch, tmp_path, capsys):
