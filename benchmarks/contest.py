@@ -38,7 +38,7 @@ Start = Callable[..., Callable[[], Any]]
 
 
 class Ratio(NamedTuple):
-    """How many times longer the other took than ours, over the rounds."""
+    """Says how many times longer the other took than ours, over the rounds."""
 
     median: float
     low: float  # the first quartile
@@ -49,7 +49,7 @@ class Ratio(NamedTuple):
 
 
 class Worker(Protocol):
-    """Anything that works in turns, such as a `Contender`."""
+    """Works in turns, as a `Contender` does."""
 
     def work(self) -> float:
         """Works one turn, and returns its seconds."""
@@ -57,7 +57,7 @@ class Worker(Protocol):
 
 
 class Contender:
-    """A process that loads something once, and works one turn whenever it is asked to.
+    """Loads something once in a process of its own, and works one turn whenever it is asked to.
 
     Args:
         start: loads, and returns the work. A function at the top level of a module that imports nothing heavy.
@@ -88,7 +88,7 @@ class Contender:
         return self._ask("work")
 
     def peak_mib(self) -> float:
-        """Peak memory of the process so far, in MiB (Linux)."""
+        """Returns the peak memory of the process so far, in MiB (Linux)."""
         return self._ask("memory")
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def set_library_environment() -> None:
 
 
 def peak_mib() -> float:
-    """Peak memory of this process in MiB, as Linux counts it."""
+    """Returns the peak memory of this process in MiB, as Linux counts it."""
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     return int(kilobytes) / 1024
 
@@ -176,7 +176,7 @@ def rounds(contenders: Mapping[str, Worker], count: int) -> dict[str, list[float
 
 
 def ratio(other: Sequence[float], ours: Sequence[float]) -> Ratio:
-    """How many times longer the other took than we did."""
+    """Returns how many times longer the other took than we did."""
     ratios = [their_seconds / our_seconds for their_seconds, our_seconds in zip(other, ours, strict=True)]
     if len(ratios) == 1:
         return Ratio(ratios[0], ratios[0], ratios[0])
@@ -214,7 +214,7 @@ def check_picture(path: str | None) -> None:
 
 
 def at_least_one(text: str) -> int:
-    """Parses a number from a command line."""
+    """Parses a whole number, at least 1, from a command line."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a whole number, at least 1; received {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Standard input to standard output with CTranslate2 and SentencePiece: the program that `benchmarks.translate` times.
+"""Translates standard input with CTranslate2 and SentencePiece: the program that `benchmarks.translate` times.
 
 Arguments: the model's folder, the vocabulary, compute type, beams, translations side by side, threads of each.
 """

@@ -55,7 +55,7 @@ def synthetic_pairs(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def memory_mib() -> dict[str, int]:
-    """Memory of this process in MiB, as Linux counts it."""
+    """Returns the memory of this process in MiB, as Linux counts it."""
     status = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text()))
     names = {"resident_peak": "VmHWM", "anonymous": "RssAnon", "mapped": "RssFile"}
     return {name: int(status[key]) // 1024 for name, key in names.items()}
@@ -116,7 +116,7 @@ def deliver_dataset(folder: Path, token_budget: int) -> dict[str, Any]:
 
 
 def pad_to_shapes(folder: Path, token_budget: int) -> dict[str, Any]:
-    """The padding of an epoch's batches of few shapes, as XLA takes them; 0 stands for free widths."""
+    """Computes the padding of an epoch's batches of few shapes, as XLA takes them; 0 stands for free widths."""
     corpus = TokenizedCorpus.open(folder / "tokens")
     real = int(corpus.source_lengths.sum() + corpus.target_lengths.sum())
     percents = {}

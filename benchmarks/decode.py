@@ -1,4 +1,4 @@
-"""Decoding against CTranslate2 and Hugging Face Marian: the same weights, sentences, precision and threads.
+"""Compares decoding with CTranslate2 and Hugging Face Marian: the same weights, sentences, precision and threads.
 
     python -m benchmarks.decode                             # a base-size model with random weights
     python -m benchmarks.decode --run runs/multi30k-en-de-auto
@@ -105,7 +105,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Every combination of the settings in the options."""
+    """Returns every combination of the settings in the options."""
     settings = product(options.precision, options.threads, options.beams, options.batch)
     return [
         Cell(
@@ -148,7 +148,7 @@ def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> list[Any]:
 
 
 def identical_share(ours: Ids, theirs: Ids | list[str], folder: Path) -> float:
-    """The share of translations that are the same, by their ids, or by their texts if the other gave texts."""
+    """Returns the share of equal translations, by their ids, or by their texts if the other gave texts."""
     expected: Ids | list[str] = ours
     if theirs and isinstance(theirs[0], str):
         from keras_transformer.text.tokenizer import Tokenizer
@@ -158,12 +158,12 @@ def identical_share(ours: Ids, theirs: Ids | list[str], folder: Path) -> float:
 
 
 def footprint(contender: Contender) -> str:
-    """Peak memory in MiB, seconds to load (with imports), and seconds of the first turn."""
+    """Returns peak memory in MiB, seconds to load (with imports), and seconds of the first turn."""
     return f"{contender.peak_mib():.0f} / {contender.load_seconds:.2f} / {contender.first_seconds:.2f}"
 
 
 def head(others: list[str]) -> list[str]:
-    """The head of the table."""
+    """Returns the head of the table."""
     columns = ["precision", "threads", "beams", "batch", "sentences/s", "MiB / s to load / s of the first turn"]
     for name in others:
         columns += [f"{name}: times longer", "same", "MiB / s / s"]

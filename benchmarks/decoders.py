@@ -1,4 +1,4 @@
-"""The decoders that are compared: our artefacts, and the same weights in CTranslate2 and Hugging Face's Marian.
+"""Starts the decoders that are compared: our artefacts, and the same weights in CTranslate2 and Hugging Face's Marian.
 
 `prepare.prepare` writes a model in every format. Each `start_*` function here loads one format in a process of its own,
 and imports nothing but what a user of that decoder would. It returns a function that translates all sentences and
@@ -23,7 +23,7 @@ Translate = Callable[[], Ids]
 
 
 class Cell(NamedTuple):
-    """The settings of one row of the table.
+    """Holds the settings of one row of the table.
 
     Args:
         precision: float32 or int8.
@@ -48,22 +48,22 @@ class Cell(NamedTuple):
 
 
 def artefact_folder(folder: Path, cell: Cell) -> Path:
-    """Where our artefacts with this number of beams are."""
+    """Returns the folder of our artefacts with this number of beams."""
     return folder / f"beams{cell.num_beams}"
 
 
 def tflite_name(precision: str) -> str:
-    """The name of the TFLite file that takes ids."""
+    """Returns the name of the TFLite file that takes ids."""
     return "translate.tflite" if precision == "float32" else f"translate-{precision}.tflite"
 
 
 def sentences_of(folder: Path, cell: Cell, kind: str) -> list[list[Any]]:
-    """The batches of a turn, as `sentences.batches_of` makes them."""
+    """Returns the batches of a turn, as `sentences.batches_of` makes them."""
     return batches_of(folder, kind, cell.num_sentences, cell.batch_size)
 
 
 def start_onnx(folder: Path, cell: Cell) -> Translate:
-    """Our ONNX artefact."""
+    """Loads our ONNX artefact."""
     path = artefact_folder(folder, cell) / f"translate-{cell.precision}.onnx"
     session = onnx_session(path, cell.device, cell.num_threads)
     batches = [padded(batch) for batch in sentences_of(folder, cell, "ids")]
@@ -71,7 +71,7 @@ def start_onnx(folder: Path, cell: Cell) -> Translate:
 
 
 def start_tflite(folder: Path, cell: Cell) -> Translate:
-    """Our TFLite artefact, in LiteRT."""
+    """Loads our TFLite artefact, in LiteRT."""
     from ai_edge_litert.interpreter import Interpreter
 
     path = artefact_folder(folder, cell) / "tflite" / tflite_name(cell.precision)
@@ -82,7 +82,7 @@ def start_tflite(folder: Path, cell: Cell) -> Translate:
 
 
 def start_saved_model(folder: Path, cell: Cell) -> Callable[[], list[str]]:
-    """Our SavedModel, which takes and gives text."""
+    """Loads our SavedModel, which takes and gives text."""
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  registers the operators of the vocabulary
 
@@ -101,7 +101,7 @@ def start_saved_model(folder: Path, cell: Cell) -> Callable[[], list[str]]:
 
 
 def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
-    """CTranslate2, with our weights."""
+    """Loads CTranslate2 with our weights."""
     require_ctranslate2(cell.device)
     import ctranslate2
 
@@ -127,7 +127,7 @@ def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
 
 
 def start_marian(folder: Path, cell: Cell) -> Translate:
-    """Hugging Face's Marian on PyTorch, with our weights."""
+    """Loads Hugging Face's Marian on PyTorch, with our weights."""
     configure_torch(cell.device, cell.num_threads)
     import torch
 

@@ -30,7 +30,7 @@ def configure_keras(device: str, num_threads: int) -> str:
 
 
 def configure_tensorflow(device: str, num_threads: int) -> None:
-    """TensorFlow uses the first GPU, or none."""
+    """Lets TensorFlow use the first GPU, or none."""
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -43,7 +43,7 @@ def configure_tensorflow(device: str, num_threads: int) -> None:
 
 
 def configure_jax(device: str, num_threads: int) -> None:
-    """JAX has no setting for threads, so `num_threads` has no effect."""
+    """Chooses JAX's device; it has no setting for threads, so `num_threads` has no effect."""
     import jax
 
     jax.config.update("jax_platforms", device)
@@ -56,7 +56,7 @@ def configure_jax(device: str, num_threads: int) -> None:
 
 
 def configure_torch(device: str, num_threads: int) -> None:
-    """By default PyTorch would use TF32 in convolutions."""
+    """Sets PyTorch's threads, and turns off TF32, which its convolutions would use by default."""
     import torch
 
     torch.set_num_threads(num_threads)
@@ -95,7 +95,7 @@ def onnx_session(path: Path, device: str, num_threads: int) -> Any:
 
 
 def peak_of_gpu(library: str) -> float:
-    """Peak GPU memory in MiB of the library: tensorflow, jax or torch."""
+    """Returns the peak GPU memory in MiB of the library: tensorflow, jax or torch."""
     if library == "tensorflow":
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What each variant of the family is good for: all train on the same small task, with the same steps and seed.
+"""Measures what each variant of the family is good for: all train on one small task, with the same steps and seed.
 
     python -m benchmarks.family
     python -m benchmarks.family --dataset multi30k:en-de --data-dir multi30k --steps 3000
@@ -48,7 +48,7 @@ BATCH_SIZE = 32
 
 
 class Quality(NamedTuple):
-    """Of translations: BLEU, and the share that is exact."""
+    """Holds the BLEU of translations, and the share that is exact."""
 
     bleu: float
     exact: float
@@ -58,7 +58,7 @@ class Quality(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What was measured of one run."""
+    """Holds what was measured of one run."""
 
     parameters: int
     operations: float  # in the matrix products of training
@@ -104,7 +104,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def variants() -> dict[str, list[str]]:
-    """The flags of each variant, by its name: the default, then every other part of every slot."""
+    """Returns the flags of each variant by its name: the default, then every other part of every slot."""
     found: dict[str, list[str]] = {DEFAULT: []}
     for slot, parts in family.SLOTS.items():
         for name in list(parts)[1:]:
@@ -125,7 +125,7 @@ def write_task(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def num_words(pair: Pair) -> int:
-    """The number of words of the source."""
+    """Counts the words of the source."""
     return len(pair[0].split())
 
 
@@ -137,7 +137,7 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
 
 
 def read_pairs(path: Path) -> tuple[list[str], list[str]]:
-    """The sources and the targets that `write_pairs` wrote."""
+    """Reads the sources and the targets that `write_pairs` wrote."""
     source, target = (path.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".source", ".target"))
     return source.splitlines(), target.splitlines()
 
@@ -179,7 +179,7 @@ def measure(folder: Path, variant: str, count: int) -> Figures:
 
 
 def quality(translator: Any, pairs: Path) -> Quality:
-    """Of the greedy translations of the pairs' sources."""
+    """Measures the greedy translations of the pairs' sources."""
     from keras_transformer.bleu import bleu
 
     sources, references = read_pairs(pairs)
@@ -189,7 +189,7 @@ def quality(translator: Any, pairs: Path) -> Quality:
 
 
 def operations_a_token(model: Any, length: int = 16) -> float:
-    """Multiplications and additions a target token in the matrix products, forward and backward (three times forward).
+    """Counts the operations of matrix products a target token, forward and backward (three times forward).
 
     They are counted in the TensorFlow graph for one sentence pair of this length.
     """
@@ -202,13 +202,13 @@ def operations_a_token(model: Any, length: int = 16) -> float:
 
 
 def inner_size(product: Any) -> int:
-    """The size that a matrix product sums over."""
+    """Returns the size that a matrix product sums over."""
     is_transposed = any(name in product.node_def.attr and product.get_attr(name) for name in ("transpose_a", "adj_x"))
     return product.inputs[0].shape[-2 if is_transposed else -1]
 
 
 def onnx_speed(folder: Path, trained: Any, count: int) -> float:
-    """Sentences a second of the ONNX translator."""
+    """Measures the sentences a second of the ONNX translator."""
     from benchmarks.devices import onnx_session
     from benchmarks.sentences import END, padded
     from export.artefacts import Decoding
@@ -224,7 +224,7 @@ def onnx_speed(folder: Path, trained: Any, count: int) -> float:
 
 
 def turns(session: Any, batches: Sequence[Any], count: int) -> Iterator[float]:
-    """The seconds of each turn, which translates all batches; the first one is for warming up."""
+    """Yields the seconds of each turn, which translates all batches; the first one is for warming up."""
     for turn in range(count + 1):
         started = time.perf_counter()
         for batch in batches:
@@ -234,7 +234,7 @@ def turns(session: Any, batches: Sequence[Any], count: int) -> Iterator[float]:
 
 
 def cells(figures: Figures) -> list[str]:
-    """The figures as cells of the table."""
+    """Returns the figures as cells of the table."""
     speed = f"{figures.sentences_a_second:,.0f}"
     numbers = [f"{figures.parameters:,}", f"{figures.operations:.1e}", f"{figures.tokens_a_second:,.0f}"]
     return [*numbers, str(figures.short), str(figures.long), speed]

@@ -1,4 +1,4 @@
-"""On a GPU: whether all is right there, and how fast. Eight minutes; each part prints what it found when it ends.
+"""Checks in eight minutes whether all is right on a GPU, and how fast; each part prints what it found when it ends.
 
     python -m benchmarks.gpu
     python -m benchmarks.gpu --parts correct profile --back-ends jax
@@ -95,14 +95,14 @@ def ran(command: Command, seconds: float) -> bool:
 
 
 def inside(part: str, options: argparse.Namespace) -> Iterator[Command]:
-    """A function of this module for each back end."""
+    """Yields a command for each back end that calls a function of this module."""
     for back_end in options.back_ends:
         words = ["-m", "benchmarks.gpu", "--inside", part, "--device", options.device, *["--small"] * options.small]
         yield f"{part}, {back_end}", words, {"KERAS_BACKEND": back_end}
 
 
 def training(options: argparse.Namespace) -> Iterator[Command]:
-    """`benchmarks.train` on each back end."""
+    """Yields `benchmarks.train` for each back end."""
     usual = ["--precision", "bfloat16", "--threads", "1", "--rounds", "3", "--device", options.device]
     for back_end in options.back_ends:
         for shape in ["small"] if options.small else ["paper", "big"]:
@@ -112,7 +112,7 @@ def training(options: argparse.Namespace) -> Iterator[Command]:
 
 
 def from_files(options: argparse.Namespace) -> Iterator[Command]:
-    """`train.py` on each back end."""
+    """Yields `train.py` for each back end."""
     sizes = ["--preset", "tiny", "--steps", "20"] if options.small else ["--preset", "base", "--steps", "300"]
     precision = [] if options.device == "cpu" else ["--mixed-precision", "bfloat16"]
     for back_end in options.back_ends:
@@ -124,7 +124,7 @@ def from_files(options: argparse.Namespace) -> Iterator[Command]:
 
 
 def decoding(options: argparse.Namespace) -> Iterator[Command]:
-    """`benchmarks.decode` beside CTranslate2."""
+    """Yields `benchmarks.decode` beside CTranslate2."""
     cells = ["--sizes", "small", "--beams", "2", "--batch", "2", "--batches", "1"] if options.small else [
         "--beams", "1", "4", "--batch", "1", "8", "32", "128"]  # fmt: skip
     precisions = ["float32"] if options.device == "cpu" else ["float32", "float16"]
@@ -133,7 +133,7 @@ def decoding(options: argparse.Namespace) -> Iterator[Command]:
 
 
 def devices_of(options: argparse.Namespace) -> list[str]:
-    """The flag of train.py."""
+    """Returns the flag of train.py for a device."""
     return ["--devices", "cpu" if options.device == "cpu" else "0"]
 
 
@@ -169,7 +169,7 @@ def correct(options: argparse.Namespace) -> None:
 
 
 def compared(expected: Any, found: Any) -> list[str]:
-    """The share of sentences with the same ids, and the largest difference of the scores of these."""
+    """Returns the share of sentences with the same ids, and the largest difference of the scores of these."""
     (ids, scores), (other_ids, others) = ([np.asarray(each) for each in tuple(one)[:2]] for one in (expected, found))
     ids, other_ids = (array.reshape(len(array), -1) for array in (ids, other_ids))
     width = min(ids.shape[1], other_ids.shape[1])
@@ -194,7 +194,7 @@ def repeat(options: argparse.Namespace) -> None:
 
 @contextmanager
 def quietly_loaded(run: str) -> Iterator[Any]:
-    """The weights of a run's last checkpoint."""
+    """Opens the weights of a run's last checkpoint."""
     with np.load(f"{run}/checkpoints/00000060.weights.npz", allow_pickle=False) as file:
         yield file
 
@@ -223,7 +223,7 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def kernels_of(work: Callable[[], Any], back_end: str, device: str) -> tuple[dict[str, float], dict[str, int]]:
-    """The seconds and the number of each kernel, or on a processor of each operation, while it works."""
+    """Returns the seconds and the number of each kernel, or on a processor of each operation, while it works."""
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +244,7 @@ def kernels_of(work: Callable[[], Any], back_end: str, device: str) -> tuple[dic
 
 
 def events_of_jax(folder: str, device: str) -> Iterator[tuple[str, float]]:
-    """Names and seconds."""
+    """Yields names and seconds of JAX's kernels."""
     (path,) = Path(folder).rglob("perfetto_trace.json.gz")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
@@ -256,7 +256,7 @@ def events_of_jax(folder: str, device: str) -> Iterator[tuple[str, float]]:
 
 
 def events_of_tensorflow(folder: str, device: str) -> Iterator[tuple[str, float]]:
-    """Names and seconds: the kernels of a GPU's streams, or the operations of the processor by their kinds."""
+    """Yields names and seconds: kernels of a GPU's streams, or operations of the processor by their kinds."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (path,) = Path(folder).rglob("*.xplane.pb")

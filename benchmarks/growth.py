@@ -38,7 +38,7 @@ SMALL_SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_
 
 
 class Setting(NamedTuple):
-    """The quantities that are varied."""
+    """Holds the quantities that are varied."""
 
     batch: int = 16
     steps: int = 20
@@ -48,14 +48,14 @@ class Setting(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One quantity: its values, and what theory says about the slope at the last two."""
+    """Holds the values of one quantity, and what theory says about the slope at the last two."""
 
     values: list[int]
     theory: str
 
 
 class Point(NamedTuple):
-    """What was measured at one value of a quantity; memory at the peak."""
+    """Holds what was measured at one value of a quantity; memory at the peak."""
 
     seconds: float
     mib: float
@@ -114,7 +114,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> Point:
 
 
 def table_rows(name: str, curve: Curve, points: list[Point], base: Setting) -> Iterator[list[str]]:
-    """The rows of one quantity. If steps are varied, the cost of a step counts only the steps since the last point."""
+    """Yields the rows of one quantity. If steps vary, the cost of a step counts only the steps since the last point."""
     for place, (value, point) in enumerate(zip(curve.values, points, strict=True)):
         steps, earlier = value if name == "steps" else base.steps, 0.0
         if name == "steps" and place:
@@ -126,7 +126,7 @@ def table_rows(name: str, curve: Curve, points: list[Point], base: Setting) -> I
 
 
 def slope_at_end(values: list[int], points: list[Point]) -> float:
-    """The slope of log(seconds) over log(value) between the last two points."""
+    """Returns the slope of log(seconds) over log(value) between the last two points."""
     return math.log(points[-1].seconds / points[-2].seconds) / math.log(values[-1] / values[-2])
 
 

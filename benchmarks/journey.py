@@ -27,7 +27,7 @@ COMMON = {name for kind in (str, list, dict, set, Path, bytes, np, np.ndarray) f
 
 
 class Place(NamedTuple):
-    """A function in a file."""
+    """Names a function in a file."""
 
     file: str
     function: Function
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 class Arrived(Exception):
-    """The function at which the way ends is entered."""
+    """Says that the function at which the way ends is entered."""
 
 
 class House:
-    """The functions of the source and the names by which each file knows them."""
+    """Knows the functions of the source, and the names by which each file knows them."""
 
     def __init__(self, root: Path):
         paths = [root / "train.py", *sorted(root.glob("keras_transformer/**/*.py"))]
@@ -58,7 +58,7 @@ class House:
         self.names = {file: dict(self._imports(tree)) for file, tree in self.trees.items()}
 
     def _imports(self, tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
-        """What the imports of a file name: (file, name), with "" for the module itself."""
+        """Yields what the imports of a file name: (file, name), with "" for the module itself."""
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
@@ -68,7 +68,7 @@ class House:
                     yield from [(alias.asname or alias.name, one) for one in files if one[0] in self.trees][:1]
 
     def place_of(self, file: str, called: ast.expr, owner: str) -> Place | None:
-        """The function that a call enters, as far as the source tells."""
+        """Returns the function that a call enters, as far as the source tells."""
         if isinstance(called, ast.Name):
             where, name = self.names[file].get(called.id, (file, called.id))
             return self.functions.get((where, name)) or self.functions.get((where, f"{name}.__init__"))
@@ -85,7 +85,7 @@ class House:
 
 
 class Journey:
-    """The way of a parameter: `stays` are the files of the functions that it enters, one after another."""
+    """Walks the way of a parameter: `stays` are the files of the functions that it enters, one after another."""
 
     def __init__(self, house: House, until: str):
         self.house = house
@@ -95,7 +95,7 @@ class Journey:
 
     @property
     def num_returns(self) -> int:
-        """Stays in a file that was left before."""
+        """Counts the stays in a file that was left before."""
         return len(self.stays) - len(set(self.stays))
 
     def enter(self, place: Place, followed: set[str]) -> None:
@@ -138,18 +138,18 @@ class Journey:
             self.enter(found, given)
 
     def _holds(self, node: ast.AST, followed: set[str]) -> bool:
-        """Whether an expression is made of what is followed."""
+        """Tells whether an expression is made of what is followed."""
         return any(isinstance(one, ast.Name) and one.id in followed for one in ast.walk(node))
 
 
 def _as_it_runs(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node, those that bind names before those that use them."""
+    """Yields the parts of a node, those that bind names before those that use them."""
     parts = list(ast.iter_child_nodes(node))
     yield from sorted(parts, key=lambda part: not isinstance(part, ast.comprehension))
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """What a statement binds: values and their targets."""
+    """Yields what a statement binds: values and their targets."""
     if isinstance(node, ast.Assign):
         yield from ((node.value, target) for target in node.targets)
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:

@@ -1,4 +1,4 @@
-"""A translator of KerasHub's blocks with our weights."""
+"""Makes a translator of KerasHub's blocks with our weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's table 1, measured: kinds of layers over the length of their input, beside theory.
+"""Measures the paper's table 1: kinds of layers over the length of their input, beside theory.
 
     python -m benchmarks.layers
 
@@ -33,7 +33,7 @@ LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096]
 
 
 class Kind(NamedTuple):
-    """A kind of layer, with its row of the paper's table 1.
+    """Describes a kind of layer, with its row of the paper's table 1.
 
     Args:
         make: makes the layer; a function of Keras.
@@ -49,47 +49,47 @@ class Kind(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What was measured at one length; memory at the peak."""
+    """Holds what was measured at one length; memory at the peak."""
 
     seconds: float
     mib: float
 
 
 def self_attention() -> Any:
-    """Each position sees all."""
+    """Makes self-attention in which each position sees all."""
     from keras_transformer.layers import MultiHeadAttention
 
     return on_itself(MultiHeadAttention(NUM_HEADS, WIDTH // NUM_HEADS))
 
 
 def restricted() -> Any:
-    """Each position sees its neighbourhood."""
+    """Makes self-attention in which each position sees its neighbourhood."""
     from keras_transformer.layers import WindowedAttention
 
     return on_itself(WindowedAttention(NUM_HEADS, WIDTH // NUM_HEADS, width=NEIGHBOURHOOD))
 
 
 def on_itself(attention: Any) -> Callable[[Any], Any]:
-    """Self-attention as a function of one argument."""
+    """Returns self-attention as a function of one argument."""
     return lambda x: attention(x, x)
 
 
 def recurrent() -> Any:
-    """Keras's LSTM."""
+    """Makes Keras's LSTM."""
     import keras
 
     return keras.layers.LSTM(WIDTH, return_sequences=True)
 
 
 def bidirectional() -> Any:
-    """Keras's LSTM in both directions."""
+    """Makes Keras's LSTM in both directions."""
     import keras
 
     return keras.layers.Bidirectional(keras.layers.LSTM(WIDTH // 2, return_sequences=True))
 
 
 def convolutional() -> Any:
-    """Keras's convolution."""
+    """Makes Keras's convolution."""
     import keras
 
     return keras.layers.Conv1D(WIDTH, KERNEL, padding="same")
@@ -165,7 +165,7 @@ def start(name: str, length: int, num_threads: int) -> Callable[[], int]:
 
 
 def compiled(backend: str, model: Any, x: np.ndarray) -> Callable[[], Any]:
-    """The forward pass of these states, compiled for Keras's backend."""
+    """Returns the forward pass of these states, compiled for Keras's backend."""
     if backend == "jax":
         import jax
 
@@ -179,7 +179,7 @@ def compiled(backend: str, model: Any, x: np.ndarray) -> Callable[[], Any]:
 
 
 def slope(lengths: list[int], points: list[Point]) -> float:
-    """The slope of log(seconds) over log(length) between two points."""
+    """Returns the slope of log(seconds) over log(length) between two points."""
     return math.log(points[1].seconds / points[0].seconds) / math.log(lengths[1] / lengths[0])
 
 

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class Answer(NamedTuple):
-    """What a side computed: the loss and the mean absolute gradients of states and table, and its memory."""
+    """Holds what a side computed: the loss, the mean absolute gradients of states and table, and its memory."""
 
     values: list[float]
     memory: float
@@ -97,7 +97,7 @@ def contest(precision: str, num_threads: int, options: argparse.Namespace) -> li
 
 
 def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random states (B, T, D), table (V, D) and labels (B, T)."""
+    """Draws states (B, T, D), a table (V, D) and labels (B, T)."""
     draw = np.random.default_rng(1)
     vocabulary_size, hidden_dim = cell.sizes["vocabulary_size"], cell.sizes["hidden_dim"]
     states = draw.normal(size=(cell.batch_size, cell.length, hidden_dim)).astype("float32")
@@ -109,21 +109,21 @@ def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def start_ours(cell: Cell) -> Train:
-    """`SmoothedCrossEntropy`."""
+    """Starts our `SmoothedCrossEntropy`."""
     from keras_transformer.losses import SmoothedCrossEntropy
 
     return on_keras(cell, SmoothedCrossEntropy(LABEL_SMOOTHING), dtype=cell.precision)
 
 
 def start_keras(cell: Cell) -> Train:
-    """Keras's cross-entropy, on one-hot labels."""
+    """Starts Keras's cross-entropy, on one-hot labels."""
     import keras
 
     return on_keras(cell, lambda labels, logits: keras.ops.mean(keras_loss(labels, logits)))
 
 
 def start_products(cell: Cell) -> Train:
-    """The matrix products alone."""
+    """Starts the matrix products alone."""
     import keras
 
     return on_keras(cell, lambda labels, logits: keras.ops.sum(logits), dtype=cell.precision)
@@ -181,7 +181,7 @@ def on_jax(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
 
 
 def start_torch(cell: Cell) -> Train:
-    """PyTorch's `cross_entropy`."""
+    """Starts PyTorch's `cross_entropy`."""
     configure_torch(cell.device, cell.num_threads)
     import torch
     from torch.nn.functional import cross_entropy

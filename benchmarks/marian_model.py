@@ -1,4 +1,4 @@
-"""Our weights in Hugging Face's Marian model."""
+"""Makes Hugging Face's Marian model with our weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def marian(weights: Weights) -> Any:
 
 
 def config_of(weights: Weights) -> MarianConfig:
-    """Marian's configuration for a model with these weights."""
+    """Returns Marian's configuration for a model with these weights."""
     vocabulary_size, hidden_dim = weights["embeddings"].shape
     sizes = {
         "layers": sum(name.startswith("encoder/") and name.endswith("/bias_in") for name in weights),
@@ -55,7 +55,7 @@ def config_of(weights: Weights) -> MarianConfig:
 
 
 def block_state(tensors: Tensors, block: str, attentions: list[str]) -> Tensors:
-    """The state of one of Marian's layers, by names within the layer."""
+    """Returns the state of one of Marian's layers, by names within the layer."""
     state = {}
     for name in attentions:
         for part, projection in PROJECTIONS.items():
@@ -68,5 +68,5 @@ def block_state(tensors: Tensors, block: str, attentions: list[str]) -> Tensors:
 
 
 def norm_state(tensors: Tensors, ours: str, theirs: str) -> Tensors:
-    """The state of a layer normalisation."""
+    """Returns the state of a layer normalisation."""
     return {f"{theirs}.weight": tensors[f"{ours}/gamma"], f"{theirs}.bias": tensors[f"{ours}/beta"]}

@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command line."""
+    """Makes the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     add_ensemble_option(parser)

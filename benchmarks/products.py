@@ -1,4 +1,4 @@
-"""The matrix products of a training step alone, forward and backward: the part of the work that nothing can avoid."""
+"""Computes the matrix products of a training step alone, forward and backward: the work that nothing can avoid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def products_of(sizes: dict[str, int], batch_size: int, length: int) -> list[tuple[Shape, Shape]]:
-    """The shapes of both operands of each product of the forward pass, for B sentences of T tokens on both sides."""
+    """Returns both operands' shapes of each product of the forward pass, for B sentences of T tokens on both sides."""
     rows, hidden, inner = batch_size * length, sizes["hidden_dim"], sizes["intermediate_dim"]
     heads, layers = batch_size * sizes["num_heads"], sizes["num_layers"]
     size = hidden // sizes["num_heads"]
@@ -27,12 +27,12 @@ def products_of(sizes: dict[str, int], batch_size: int, length: int) -> list[tup
 
 
 def num_operations(products: list[tuple[Shape, Shape]]) -> int:
-    """Multiplications and additions in these products, forward and backward."""
+    """Counts multiplications and additions in these products, forward and backward."""
     return 3 * sum(2 * math.prod(a) * b[-1] for a, b in products)
 
 
 def multiply_on_tensorflow(products: list[tuple[Shape, Shape]], precision: str) -> Callable[[], Any]:
-    """All products in one graph."""
+    """Returns a function that computes all products in one graph."""
     import tensorflow as tf
 
     dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
@@ -51,7 +51,7 @@ def multiply_on_tensorflow(products: list[tuple[Shape, Shape]], precision: str) 
 
 
 def multiply_on_jax(products: list[tuple[Shape, Shape]], precision: str) -> Callable[[], Any]:
-    """One program for each product. XLA computes the whole of what a program returns; the next waits for its sum."""
+    """Returns a function with a program for each product. XLA computes all that one returns; the next waits for its sum."""
     import jax
     import jax.numpy as jnp
 

@@ -39,7 +39,7 @@ PRONOUN = {"de": r"weil (\w+) zu", "fr": r"parce qu'(\w+) était"}
 
 
 class Look(NamedTuple):
-    """A question to every head: does this word look there?
+    """Asks every head whether this word looks there.
 
     Args:
         title: what is asked.
@@ -109,7 +109,7 @@ def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence
 
 
 def figures(translator: Translator, examples: Sequence[Example], language: str) -> dict[str, float]:
-    """The share of right pronouns, of all sentences and of those whose nouns have different genders; of exact ones."""
+    """Returns the shares of right pronouns, in all sentences and those with nouns of two genders, and of exact ones."""
     translations = translator.translate([example.source for example in examples])
     found = [re.search(PRONOUN[language], text) for text in translations]
     right = [one is not None and one[1] == example.pronoun for one, example in zip(found, examples, strict=True)]
@@ -123,7 +123,7 @@ def figures(translator: Translator, examples: Sequence[Example], language: str) 
 
 
 def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndarray]:
-    """For each of `LOOKS`, whether each head looks so in each sentence: (sentences, layers, heads)."""
+    """Tells for each of `LOOKS` whether each head looks so in each sentence: (sentences, layers, heads)."""
     seen = []
     for example in examples:
         by_name = {name: in_words(one) for name, one in translator.attention(example.source, example.target).items()}
@@ -132,13 +132,13 @@ def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndar
 
 
 def in_words(attention: Attention) -> Attention:
-    """The attention between words, where French `qu'il` is two words."""
+    """Returns the attention between words, where French `qu'il` is two words."""
     sides = (apart(attention.queries), apart(attention.keys))
     return Attention(*sides, attention.scores).joined()
 
 
 def apart(tokens: Tokens) -> Tokens:
-    """The tokens, with another word after an apostrophe that ends a piece before a vowel or h, as in `qu'il`."""
+    """Begins another word after an apostrophe that ends a piece before a vowel or h, as in `qu'il`."""
     labels, words = tokens
     elided = [ELIDED.fullmatch(one[-1:] + other[:1]) is not None for one, other in itertools.pairwise(labels)]
     begins = [one != other for one, other in itertools.pairwise(words)]
@@ -146,7 +146,7 @@ def apart(tokens: Tokens) -> Tokens:
 
 
 def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
-    """(layers, heads): whether the query's largest score is that of a key."""
+    """Tells whether the query's largest score is that of a key: (layers, heads)."""
     row = query_of(attention, look, example)
     keys = {
         "it": "it",
@@ -161,7 +161,7 @@ def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
 
 
 def query_of(attention: Attention, look: Look, example: Example) -> int:
-    """The place of the word that looks.
+    """Returns the place of the word that looks.
 
     The decoder reads a word, and then writes the next: before the pronoun it reads `weil`, or French `qu'`.
     """

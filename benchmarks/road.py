@@ -47,7 +47,7 @@ IMPORTS = "from keras_transformer.errors import load_tensorflow; load_tensorflow
 
 
 class Cost(NamedTuple):
-    """What a process took.
+    """Holds what a process took.
 
     Args:
         status: its exit status.
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A command of the road.
+    """Names a command of the road.
 
     Args:
         name: what it is called in the table.
@@ -90,7 +90,7 @@ def measured(command: list[str], log: Path, given: Path | None = None) -> Cost:
 
 
 def vocabulary_of(text: Path, size: int) -> bytes:
-    """A SentencePiece model of `size` pieces: those that the text has, and others that stand in for more text."""
+    """Makes a SentencePiece model of `size` pieces: those of the text, and others that stand in for more text."""
     import io
 
     import sentencepiece
@@ -123,7 +123,7 @@ def write_folder(shape: str, text: Path, folder: Path) -> None:
 
 
 def marian(sizes: Any, text: Path, folder: Path) -> Any:
-    """OPUS-MT's model of these sizes; writes its vocabularies."""
+    """Makes OPUS-MT's model of these sizes, and writes its vocabularies."""
     from transformers import MarianConfig, MarianMTModel
 
     pad = sizes["vocab_size"] - 1
@@ -141,7 +141,7 @@ def marian(sizes: Any, text: Path, folder: Path) -> Any:
 
 
 def m2m_100(sizes: Any, text: Path, folder: Path) -> Any:
-    """NLLB-200's model of these sizes; writes its vocabulary and the tags of a few languages."""
+    """Makes NLLB-200's model of these sizes, and writes its vocabulary and the tags of a few languages."""
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 
     (folder / "sentencepiece.bpe.model").write_bytes(vocabulary_of(text, sizes["vocab_size"] - 2 - len(TAGS)))
@@ -152,7 +152,7 @@ def m2m_100(sizes: Any, text: Path, folder: Path) -> Any:
 
 
 def ids_of_marian(model: bytes, pad: int) -> dict[str, int]:
-    """The ids of the pieces as Marian's folders have them."""
+    """Returns the ids of the pieces as Marian's folders have them."""
     import sentencepiece
 
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -162,7 +162,7 @@ def ids_of_marian(model: bytes, pad: int) -> dict[str, int]:
 
 
 def rows_of(arguments: argparse.Namespace, folder: Path, run: Path) -> Iterator[Row]:
-    """The commands of the road, in their order."""
+    """Yields the commands of the road, in their order."""
     languages = ["--source-language", "eng_Latn", "--target-language", "deu_Latn"] if arguments.shape != "opus" else []
     search, (source, reference) = [*languages, "--max-length", "20", "--beams", "4"], files_of_few(run)
     pair = ["--source", str(arguments.text), "--target", str(arguments.references)]
@@ -181,17 +181,17 @@ def rows_of(arguments: argparse.Namespace, folder: Path, run: Path) -> Iterator[
 
 
 def files_of_few(run: Path) -> tuple[str, str]:
-    """The files of a few lines of the text and of their translations."""
+    """Returns the files of a few lines of the text and of their translations."""
     return str(run.with_name("few.source")), str(run.with_name("few.target"))
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
+    """Counts the bytes of a file, or of all files in a folder."""
     return sum(each.stat().st_size for each in [path, *path.rglob("*")] if each.is_file())
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Makes the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="opus")
     parser.add_argument("--folder", type=Path, help="a translator in Hugging Face's format; made by default")

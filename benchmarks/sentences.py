@@ -1,4 +1,4 @@
-"""The sentences that all decoders translate: where they come from, and how each decoder takes them."""
+"""Makes the sentences that all decoders translate, and the batches that each takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_sentences(folder: Path, tokenizer: Tokenizer, lines: list[str]) -> Non
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
-    """All pieces, in the order of their ids."""
+    """Returns all pieces, in the order of their ids."""
     return tokenizer.pieces(range(tokenizer.vocabulary_size))
 
 

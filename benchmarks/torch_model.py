@@ -1,4 +1,4 @@
-"""PyTorch's `nn.Transformer` with our weights, and its loss of a batch."""
+"""Makes PyTorch's `nn.Transformer` with our weights, and its loss of a batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def torch_transformer(sizes: dict[str, int], weights: Tensors, dropout_rate: flo
 
 
 def block_state(weights: Tensors, block: str, stack: str) -> Tensors:
-    """The state of one of PyTorch's layers, by names within the layer."""
+    """Returns the state of one of PyTorch's layers, by names within the layer."""
     state = {}
     for name, attention in ATTENTIONS[stack].items():
         kernels = [weights[f"{block}/{name}/{part}"].T for part in ("query", "key", "value")]

@@ -1,4 +1,4 @@
-"""Training against PyTorch's `nn.Transformer` and KerasHub's blocks: the same weights, dropout, loss and batch.
+"""Compares training with PyTorch's `nn.Transformer` and KerasHub's blocks: the same weights, dropout, loss and batch.
 
     python -m benchmarks.train
     KERAS_BACKEND=jax python -m benchmarks.train --device cuda --shape paper

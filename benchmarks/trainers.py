@@ -1,4 +1,4 @@
-"""The trainers that are compared: our `model.fit`, PyTorch's `nn.Transformer`, KerasHub's blocks, and matrix products.
+"""Starts the trainers that are compared: our `model.fit`, PyTorch's `nn.Transformer`, KerasHub's blocks, and products.
 
 All start from the same weights and train on one batch without padding, so that masks make no difference. All have
 dropout in the same places, and the loss and optimiser of their own library. Each `start_*` function runs in a process
@@ -34,7 +34,7 @@ ADAM = {"learning_rate": 1e-4, "beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9}
 
 
 class Cell(NamedTuple):
-    """The settings of one row of the table.
+    """Holds the settings of one row of the table.
 
     Args:
         sizes: arguments of `Transformer`.
@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 
 
 def batch_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random source ids, target ids and labels, each (B, T)."""
+    """Draws source ids, target ids and labels, each (B, T)."""
     shape = (3, cell.batch_size, cell.length)
     ids = np.random.default_rng(1).integers(4, cell.sizes["vocabulary_size"], shape).astype("int32")
     source_ids, target_ids, labels = ids
@@ -69,7 +69,7 @@ def after_the_loss(loss: Callable[[], float], train: Callable[[], Any]) -> Train
 
 
 def our_model(cell: Cell) -> Transformer:
-    """The `Transformer` from whose weights all start."""
+    """Makes the `Transformer` from whose weights all start."""
     import keras
 
     from keras_transformer.models.transformer import Transformer
@@ -80,12 +80,12 @@ def our_model(cell: Cell) -> Transformer:
 
 
 def our_weights(cell: Cell) -> Weights:
-    """The weights of our model in float32."""
+    """Returns the weights of our model in float32."""
     return arrays_of(our_model(cell._replace(precision="float32")))
 
 
 def start_ours(cell: Cell, compiled: bool = False) -> Train:
-    """`Transformer.fit`, on TensorFlow with XLA or without."""
+    """Starts `Transformer.fit`, on TensorFlow with XLA or without."""
     configure_keras(cell.device, cell.num_threads)
     from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.optimizers import Adam
@@ -95,7 +95,7 @@ def start_ours(cell: Cell, compiled: bool = False) -> Train:
 
 
 def start_without_kept_memory(cell: Cell) -> Train:
-    """Ours, where TensorFlow gives the memory of large tensors back to the system; see `machine.keep_memory`."""
+    """Starts ours where TensorFlow gives the memory of large tensors back to the system; see `machine.keep_memory`."""
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "false"
     return start_ours(cell)
 
@@ -125,7 +125,7 @@ def endless(batch: tuple) -> Any:
 
 
 def start_keras_hub(cell: Cell) -> Train:
-    """KerasHub's `TransformerEncoder` and `TransformerDecoder`, on the same backend as ours.
+    """Starts KerasHub's `TransformerEncoder` and `TransformerDecoder`, on the same backend as ours.
 
     Loss and optimiser are Keras's, because every side uses those of its own library. Keras's loss with label smoothing
     takes one-hot labels.
@@ -143,7 +143,7 @@ def start_keras_hub(cell: Cell) -> Train:
 
 
 def keras_loss(labels: Any, logits: Any) -> Any:
-    """Keras's label-smoothed cross-entropy, which takes one-hot labels: (..., V) → (...)."""
+    """Computes Keras's label-smoothed cross-entropy, which takes one-hot labels: (..., V) → (...)."""
     import keras
 
     one_hot = keras.ops.one_hot(labels, logits.shape[-1])
@@ -151,7 +151,7 @@ def keras_loss(labels: Any, logits: Any) -> Any:
 
 
 def start_torch(cell: Cell, compiled: bool) -> Train:
-    """PyTorch's `nn.Transformer`, eager or compiled."""
+    """Starts PyTorch's `nn.Transformer`, eager or compiled."""
     configure_torch(cell.device, cell.num_threads)
     import torch
 
@@ -196,7 +196,7 @@ def waiting_for(step: Callable[[], Any], num_steps: int) -> Callable[[], None]:
 
 
 def start_products(cell: Cell) -> Train:
-    """The matrix products of a step alone, on Keras's backend."""
+    """Starts the matrix products of a step alone, on Keras's backend."""
     backend = configure_keras(cell.device, cell.num_threads)
     multiply = multiply_on_jax if backend == "jax" else multiply_on_tensorflow
     step = multiply(products_of(cell.sizes, cell.batch_size, cell.length), cell.precision)

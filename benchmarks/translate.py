@@ -1,4 +1,4 @@
-"""The command `translate` against CTranslate2 with SentencePiece around it: from a cold start, text in and text out.
+"""Compares the command `translate` with CTranslate2 and SentencePiece: from a cold start, text in and text out.
 
     python -m benchmarks.translate RUN --text train.en.gz
 
@@ -30,7 +30,7 @@ MIN_IDENTICAL = {"float32": 0.9, "int8": 0.5}
 
 
 class Command(NamedTuple):
-    """A process that translates a file, as a contender.
+    """Translates a file in a process, as a contender.
 
     Args:
         arguments: of the process.
@@ -53,7 +53,7 @@ class Command(NamedTuple):
         return done.stdout.decode().split("\n")[:-1]
 
     def work(self) -> float:
-        """The seconds that it takes."""
+        """Returns the seconds that it takes."""
         start = time.perf_counter()
         self.translations()
         return time.perf_counter() - start

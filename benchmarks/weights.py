@@ -1,4 +1,4 @@
-"""A model's weights as arrays with plain names, from which every peer's model is filled."""
+"""Gives a model's weights plain names, as arrays from which every peer's model is filled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def arrays_of(model: Transformer) -> Weights:
 
 
 def block_arrays(block: Any, attentions: list[str]) -> dict[str, Any]:
-    """The weights of one encoder or decoder block, by names within the block."""
+    """Returns the weights of one encoder or decoder block, by names within the block."""
     arrays = {part: getattr(block.feed_forward, part) for part in ("kernel_in", "bias_in", "kernel_out", "bias_out")}
     for name in attentions:
         attention = getattr(block, f"{name}_attention")
@@ -60,7 +60,7 @@ def block_arrays(block: Any, attentions: list[str]) -> dict[str, Any]:
 
 
 def differences_from_the_paper(model: Transformer) -> dict[str, Any]:
-    """The arguments in which a model differs from the paper's, `FREE_ARGUMENTS` left out."""
+    """Returns the arguments in which a model differs from the paper's, `FREE_ARGUMENTS` left out."""
     from keras_transformer import family
 
     arguments = model.arguments()
