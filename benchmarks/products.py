@@ -51,7 +51,7 @@ def multiply_on_tensorflow(products: list[tuple[Shape, Shape]], precision: str) 
 
 
 def multiply_on_jax(products: list[tuple[Shape, Shape]], precision: str) -> Callable[[], Any]:
-    """Returns a function with a program for each product. XLA computes all that one returns; the next waits for its sum."""
+    """Returns a function with a program for each product: XLA computes all of one, and the next waits for its sum."""
     import jax
     import jax.numpy as jnp
 

@@ -41,7 +41,7 @@ class Command(NamedTuple):
     source: Path
 
     def translations(self) -> list[str]:
-        """Its output.
+        """Returns what the process wrote.
 
         Raises:
             JobError: the process failed.
