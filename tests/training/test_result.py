@@ -1,6 +1,5 @@
 """What a run ends with: which weights `model.keras` gets, and which figures are said of them."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,49 +72,44 @@ KINDS = {
     "best": ("the mean of [5]", [5], "best checkpoint, step 5"),
     "mean": ("the mean of [6, 7]", [6, 7], "mean of steps 6, 7"),
 }
-FIGURES: list[tuple[int, dict[str, tuple[float, float]], str]] = [  # BLEU and loss
-    (9, {"last": (12.99, 2), "best": (11, 1), "mean": (9.99, 1)}, "last"),
-    (9, {"last": (0, 2.5), "best": (0, 2.5), "mean": (0, 2)}, "mean"),
-    (0, {"last": (0, 3), "best": (0, 2), "mean": (0, 4)}, "best"),
-]
 
 
-def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, capsys):
-    for bleu_sentences, figures, kind in FIGURES:
-        of_weights = {KINDS[name][0]: found for name, found in figures.items()}
-
-        def bleu_of(run: Any, data: Any, model: Any, found: Any = of_weights, count: int = bleu_sentences) -> Any:
-            return {"val_bleu": found[model.weights][0]} if count else {}
-
-        def loss_of(run: Any, data: Any, model: Any, count: Any, found: Any = of_weights) -> float:
-            return found[model.weights][1]
-
-        monkeypatch.setattr(translation, "measured", bleu_of)
-        monkeypatch.setattr(result, "_validation_loss", loss_of)
-        weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
-        assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)
-        assert origin.get("val_bleu", 0) == figures[kind][0]
-        compared, _ = capsys.readouterr().err.splitlines()
-        told = f"bleu {figures['last'][0]:.2f} · " if bleu_sentences else ""
-        told = f"{KINDS['last'][2]}: {told}loss {figures['last'][1]:.4f}; "
-        assert compared.startswith(f"validation compares {told}")
-        assert compared.endswith(f": taking the {KINDS[kind][2]}")
-
-
-CANDIDATES: list[tuple[int, list[int], int, int | None, dict[str, list[int]]]] = [
-    (500, [500, 600], 500, None, {"last": [600], "best": [500], "mean": [500, 600]}),
-    (500, [500, 1000], 1000, None, {"last": [1000]}),
-    (200, [*range(200, 2401, 200)], 1200, None, {"last": [2400], "best": [1200], "mean": [2000, 2200, 2400]}),
-    (10, [*range(10, 1001, 10)], 1000, None, {"last": [1000], "mean": [960, 970, 980, 990, 1000]}),
-    (10, [60, 70, 80, 90, 100], 80, 80, {"last": [100], "best": [80], "mean": [70, 80]}),
-]
+@pytest.mark.parametrize(
+    ("bleu_sentences", "figures", "kind"),  # BLEU and loss
+    [
+        (9, {"last": (12.99, 2), "best": (11, 1), "mean": (9.99, 1)}, "last"),
+        (9, {"last": (0, 2.5), "best": (0, 2.5), "mean": (0, 2)}, "mean"),
+        (0, {"last": (0, 3), "best": (0, 2), "mean": (0, 4)}, "best"),
+    ],
+)
+def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, capsys, bleu_sentences, figures, kind):
+    of_weights = {KINDS[name][0]: found for name, found in figures.items()}
+    bleu_of = (lambda model: {"val_bleu": of_weights[model.weights][0]}) if bleu_sentences else (lambda model: {})
+    monkeypatch.setattr(translation, "measured", lambda run, data, model: bleu_of(model))
+    monkeypatch.setattr(result, "_validation_loss", lambda run, data, model, count: of_weights[model.weights][1])
+    weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
+    assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)
+    assert origin.get("val_bleu", 0) == figures[kind][0]
+    compared, _ = capsys.readouterr().err.splitlines()
+    told = f"bleu {figures['last'][0]:.2f} · " if bleu_sentences else ""
+    assert compared.startswith(f"validation compares {KINDS['last'][2]}: {told}loss {figures['last'][1]:.4f}; ")
+    assert compared.endswith(f": taking the {KINDS[kind][2]}")
 
 
-def test_candidates_are_the_last_the_best_and_the_mean_of_the_last_fifth(tmp_path):
-    for place, (every, steps, best_step, end, expected) in enumerate(CANDIDATES):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        for step in steps:
-            Path(folder, f"{step:08d}.weights.npz").touch()
-        found = result.candidates(Checkpoints(folder, result.MOST_AVERAGED, every), best_step, end)
-        assert {each.kind: each.steps for each in found} == expected and len(found) == len(expected)
+@pytest.mark.parametrize(
+    ("every", "steps", "best_step", "end", "expected"),
+    [
+        (500, [500, 600], 500, None, {"last": [600], "best": [500], "mean": [500, 600]}),
+        (500, [500, 1000], 1000, None, {"last": [1000]}),
+        (200, range(200, 2401, 200), 1200, None, {"last": [2400], "best": [1200], "mean": [2000, 2200, 2400]}),
+        (10, range(10, 1001, 10), 1000, None, {"last": [1000], "mean": [960, 970, 980, 990, 1000]}),
+        (10, [60, 70, 80, 90, 100], 80, 80, {"last": [100], "best": [80], "mean": [70, 80]}),
+    ],
+)
+def test_candidates_are_the_last_the_best_and_the_mean_of_the_last_fifth(
+    tmp_path, every, steps, best_step, end, expected
+):
+    for step in steps:
+        (tmp_path / f"{step:08d}.weights.npz").touch()
+    found = result.candidates(Checkpoints(tmp_path, result.MOST_AVERAGED, every), best_step, end)
+    assert {each.kind: each.steps for each in found} == expected and len(found) == len(expected)
