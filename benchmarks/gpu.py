@@ -185,15 +185,15 @@ def repeat(options: argparse.Namespace) -> None:
         for name, steps, more in (("one", 60, []), ("two", 60, []), ("part", 30, []), ("part", 60, ["--resume"])):
             flags = [*words, *more, "--steps", str(steps), "--warmup-steps", "10", "--out", f"{folder}/{name}"]
             subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, check=True, capture_output=True)
-        with quietly_loaded(f"{folder}/one") as one:
+        with last_weights(f"{folder}/one") as one:
             for name, told in (("two", "again from the same seed"), ("part", "stopped and resumed")):
-                with quietly_loaded(f"{folder}/{name}") as other:
+                with last_weights(f"{folder}/{name}") as other:
                     most = max(float(np.abs(one[each] - other[each]).max()) for each in one if each != "format")
                     print(f"{told}: weights differ by {most:.2g}")
 
 
 @contextmanager
-def quietly_loaded(run: str) -> Iterator[Any]:
+def last_weights(run: str) -> Iterator[Any]:
     """Opens the weights of a run's last checkpoint."""
     with np.load(f"{run}/checkpoints/00000060.weights.npz", allow_pickle=False) as file:
         yield file

@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     translator, languages = keras_transformer.load(run), (corpus["source_language"], corpus["target_language"])
     _, valid, test = pronoun_examples(*languages)
     print_head(["measured", "head", "validation", "test", "test: of the subject", "test: of the object"])
-    both = [figures(translator, examples, languages[1]) for examples in (valid, test)]
+    both = [shares_right(translator, examples, languages[1]) for examples in (valid, test)]
     for name in both[0]:
         print_row([name, "", *(f"{one[name]:.1%}" for one in both), "", ""])
     heads = print_heads(translator, *([one for one in part if one.genders_differ][:ASKED] for part in (valid, test)))
@@ -99,7 +99,7 @@ def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence
     """Prints a row for each of `LOOKS`; returns the head (layer, head) that looks so most often on the validation."""
     is_subject = np.isin([one.refers_to for one in test], [animal["en"] for animal in words()["animal"]])
     heads: dict[Look, tuple] = {}
-    for look, on_valid, on_test in zip(LOOKS, looking(translator, valid), looking(translator, test), strict=True):
+    for look, on_valid, on_test in zip(LOOKS, look_hits(translator, valid), look_hits(translator, test), strict=True):
         share = on_valid.mean(0)
         layer, head = heads[look] = np.unravel_index(share.argmax(), share.shape)
         of_head = on_test[:, layer, head]
@@ -108,7 +108,7 @@ def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence
     return heads
 
 
-def figures(translator: Translator, examples: Sequence[Example], language: str) -> dict[str, float]:
+def shares_right(translator: Translator, examples: Sequence[Example], language: str) -> dict[str, float]:
     """Returns the shares of right pronouns, in all sentences and those with nouns of two genders, and of exact ones."""
     translations = translator.translate([example.source for example in examples])
     found = [re.search(PRONOUN[language], text) for text in translations]
@@ -122,7 +122,7 @@ def figures(translator: Translator, examples: Sequence[Example], language: str) 
     }
 
 
-def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndarray]:
+def look_hits(translator: Translator, examples: Sequence[Example]) -> list[np.ndarray]:
     """Tells for each of `LOOKS` whether each head looks so in each sentence: (sentences, layers, heads)."""
     seen = []
     for example in examples:
@@ -133,11 +133,11 @@ def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndar
 
 def in_words(attention: Attention) -> Attention:
     """Returns the attention between words, where French `qu'il` is two words."""
-    sides = (apart(attention.queries), apart(attention.keys))
+    sides = (split_at_apostrophes(attention.queries), split_at_apostrophes(attention.keys))
     return Attention(*sides, attention.scores).joined()
 
 
-def apart(tokens: Tokens) -> Tokens:
+def split_at_apostrophes(tokens: Tokens) -> Tokens:
     """Begins another word after an apostrophe that ends a piece before a vowel or h, as in `qu'il`."""
     labels, words = tokens
     elided = [ELIDED.fullmatch(one[-1:] + other[:1]) is not None for one, other in itertools.pairwise(labels)]
