@@ -22,7 +22,7 @@ LANGUAGES = ("de", "fr")  # into which English is translated
 THINGS = ("way", "place", "food")  # kinds of what an animal does not cross, explore or eat
 NUM_TRAIN = 24_000
 NUM_HELD_OUT = 1_000  # sentences to validate on, and as many to test on
-HELD_OUT_SHARE = 0.1  # of the pairs of nouns for the validation, and again for the test
+HELD_OUT_SHARE = 0.1  # so many pairs of nouns are for the validation, and as many for the test
 
 Word = dict[str, str]  # a row of the table: its kind, the word in each language, and its forms
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ LONG, PARITY = pytest.mark.long, pytest.mark.parity
 ATTENTION, FEED_FORWARD, NORM = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
 RMS = f"{200 * 128 + 2 * (3 * ATTENTION + 2 * FEED_FORWARD + 5 * NORM):,}"
 # A benchmark with its arguments, and the cells with which its rows begin.
-TABLES = [
+TABLES: list[tuple[str, list[list[str]], Any]] = [
     ("loss --small --against keras --precision float32", [["float32"]], []),
     ("loss --small --against torch --precision float32", [["float32"]], PARITY),
     ("train --shape small --precision float32 --against products", [["small", "float32"]], LONG),
