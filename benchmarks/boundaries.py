@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.contest import print_head, print_row
-from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.core.errors import RequestError, exit_status
 from keras_transformer.text.splitting import sentences_in
 
 MARK = "‖"

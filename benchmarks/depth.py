@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
-from keras_transformer import family
-from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.core.errors import RequestError, exit_status
 from keras_transformer.plots.pictures import tell_lines_apart
+from keras_transformer.spec import part_registry
 from keras_transformer.text.corpora import load_corpus
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, Tokenizer
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, residuals = parser.add_argument, list(family.SLOTS["residual"])
+    add, residuals = parser.add_argument, list(part_registry.SLOTS["residual"])
     add("--residuals", nargs="+", choices=residuals, default=residuals, help="(default: all)")
     add("--depths", nargs="+", type=at_least_one, default=[2, 6, 12], help="layers of the encoder, and of the decoder")
     add("--rates", nargs="+", type=float, default=[0.001, 0.003], help="learning rates (default: 0.001 0.003)")

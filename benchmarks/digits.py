@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.contest import at_least_one, print_head, print_row
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 from keras_transformer.tasks.images.batches import shifted
 from keras_transformer.tasks.images.corpus import LabelledImage, named_images
 

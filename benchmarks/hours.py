@@ -19,7 +19,7 @@ import tempfile
 import time
 
 from benchmarks.contest import print_head, print_row
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from benchmarks.family import read_pairs, train, write_pairs
-from keras_transformer.errors import exit_status
+from keras_transformer.core.errors import exit_status
 from keras_transformer.plots.pictures import tell_lines_apart
 
 TASKS: dict[str, Callable[[list[str]], list[str]]] = {

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.contest import at_least_one, in_process, print_head, print_row
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 from keras_transformer.tasks.next_item.corpus import History, read_log
 
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.contest import at_least_one, in_process, peak_mib, print_head, print_row
 from benchmarks.family import read_pairs, write_pairs
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 from keras_transformer.text.corpora import Pair
 
 ATTENTIONS = ("full", "compressed")
@@ -119,12 +119,12 @@ def cost(attention: str, length: int, num_threads: int) -> Cost:
     configure_keras("cpu", num_threads)
     import numpy as np
 
-    from keras_transformer import family
     from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.models import LanguageModel
     from keras_transformer.optimizers import Adam
+    from keras_transformer.spec import model_spec
 
-    part = family.parse(attention, "attention", "attention")
+    part = model_spec.parse(attention, "attention", "attention")
     model = LanguageModel(VOCABULARY_SIZE, length, **SIZES, residual="pre_norm", attention=part)
     model.compile(Adam(1e-4), SmoothedCrossEntropy(0.0))
     ids = np.random.default_rng(1).integers(4, VOCABULARY_SIZE, (1, length)).astype("int32")

@@ -16,7 +16,7 @@ import keras_transformer
 from bulk_translate import parser as bulk_parser
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
-from keras_transformer.export_folder import BOUNDS, Bounds
+from keras_transformer.runs.export_folder import BOUNDS, Bounds
 from keras_transformer.training.flags import parser as train_parser
 from tests.test_package import MODULES
 from train_on_ray import parser as ray_parser

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import NamedTuple
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 LANGUAGES = ("de", "fr")  # into which English is translated
 NUM_TRAIN = 24_000
