@@ -47,7 +47,6 @@ keras_transformer.core keras_transformer.ops
 """
 # Packages that show the names of their modules to users, and the table of the tasks. All others show what they define.
 SHOWN = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("layers", "models", "plots", "tasks"))}
-OURS_TO_READ = (PACKAGE, "export", "benchmarks", "examples", "tests", "notebooks")
 MOST_AT_THE_TOP = 8  # modules beside the rooms: what a user imports
 LEVELS = {name: level for level, line in enumerate(FLOORS.strip().splitlines()) for name in line.split()}
 # The folders of the tasks may take from one another. The house reaches them by the registry alone.
@@ -55,13 +54,9 @@ ONE_NAME = {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glob
 # They run where this project is not installed.
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
 # These run on every backend of Keras, so they know none of them.
-BACKEND_FREE = """
-spec ops layers models search losses metrics schedules
-"""
+BACKEND_FREE = "spec ops layers models search losses metrics schedules"
 ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends
-EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
-# The export builds graphs; this module runs them, where it is asked to.
-RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_sessions")
+OVERRIDES_FIT = f"{PACKAGE}.models.training_step"  # with a class for each backend
 
 
 class Import(NamedTuple):
@@ -170,19 +165,14 @@ def test_files_import_one_another_without_circles() -> None:
 
 
 def is_misplaced(found: Import) -> bool:
-    """Whether TensorFlow is imported at once, a backend by what runs on all of them, or what exports outside export."""
-    library = found.name.partition(".")[0]
-    if library.startswith("tensorflow") and found.at_once:
-        return True
-    if library in EXPORT_ONLY:
-        return (library, found.module) != RUNS_GRAPHS
+    """Whether what runs on every backend imports one of them, or waits for TensorFlow."""
     is_free = any(under(found.module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
-    is_lazy = under(found.name, f"{PACKAGE}.lazy") and found.module != ORDERS_ITS_CHUNKS
-    return is_free and (library in ("tensorflow", "jax", "torch") or is_lazy)
+    is_lazy = under(found.name, f"{PACKAGE}.core.lazy") and found.module not in (ORDERS_ITS_CHUNKS, OVERRIDES_FIT)
+    return is_free and (found.name.partition(".")[0] in ("tensorflow", "jax", "torch") or is_lazy)
 
 
-def test_libraries_stay_where_they_belong() -> None:
-    assert not [str(found) for found in read_imports("train.py", PACKAGE) if is_misplaced(found)]
+def test_what_runs_on_every_backend_imports_none() -> None:
+    assert not [str(found) for found in read_imports(PACKAGE) if is_misplaced(found)]
 
 
 @pytest.mark.parametrize("run", ["run_module('keras_transformer'", "run_path('train.py'"])
@@ -256,21 +246,16 @@ def test_no_two_files_have_one_name_but_the_tasks_and_the_top_shows_what_a_user_
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:
-    """The public names of a module that lack a docstring; a method may lean on its class's base, or on an overload's
-    implementation."""
-    if tree.body and not ast.get_docstring(tree):
-        yield "the module"
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
-            continue
-        methods = node.body if isinstance(node, ast.ClassDef) and not node.bases else []
-        for one in [node, *(method for method in methods if isinstance(method, ast.FunctionDef))]:
-            is_overload = "overload" in map(ast.unparse, one.decorator_list)
-            if not (one.name.startswith("_") or is_overload or ast.get_docstring(one)):
-                yield f"{node.name}: {one.name}"
+    """The public methods that lack a docstring, of classes without a base on whose docstrings they could lean."""
+    for owner in (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.bases):
+        for method in (node for node in owner.body if isinstance(node, ast.FunctionDef)):
+            is_overload = "overload" in map(ast.unparse, method.decorator_list)
+            is_private = owner.name.startswith("_") or method.name.startswith("_")
+            if not (is_private or is_overload or ast.get_docstring(method)):
+                yield f"{owner.name}.{method.name}"
 
 
-def test_everything_public_is_documented() -> None:
+def test_public_methods_are_documented() -> None:
     paths = python_files("train.py", PACKAGE, "export", "examples")
     assert not [f"{path}: {name}" for path in paths for name in undocumented(ast.parse(source(path)))]
 
@@ -307,7 +292,7 @@ def definitions(tree: ast.Module) -> set[str]:
 
 
 def test_every_definition_has_one_address() -> None:
-    files = {module_name(path).removesuffix(".__init__"): path for path in python_files("train.py", *OURS_TO_READ)}
+    files = {module_name(path).removesuffix(".__init__"): path for path in python_files("train.py", *OURS)}
     trees = {module: ast.parse(source(path)) for module, path in files.items() if path.suffix == ".py"}
     defined = {module: definitions(tree) for module, tree in trees.items() if module.startswith(PACKAGE)}
     assert not [fault for module, tree in trees.items() for fault in second_addresses(module, tree, defined)]
