@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from keras_transformer.errors import exit_status
-from keras_transformer.own_parts import with_imports
+from keras_transformer.core.errors import exit_status
+from keras_transformer.spec.custom_parts import with_imports
 from keras_transformer.training.flags import parser
 
 

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 
 # Seconds between turns. After a turn a contender's threads may spin while they wait for work (Intel's OpenMP: 0.2 s).
 PAUSE = 0.25

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contest import at_least_one, in_process
-from keras_transformer.errors import exit_status
+from keras_transformer.core.errors import exit_status
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Place, dataset, generator
 from keras_transformer.text.subword_sampling import SubwordSampler

@@ -42,7 +42,7 @@ from benchmarks.decoders import (
 )
 from benchmarks.prepare import prepare
 from benchmarks.sentences import Ids
-from keras_transformer.errors import JobError, RequestError, exit_status
+from keras_transformer.core.errors import JobError, RequestError, exit_status
 
 SIZES = {
     "base": {"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 NEEDS_GPU = "`--device cuda` needs a GPU, and {library} for CUDA; {found}"
 

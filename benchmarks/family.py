@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.contest import at_least_one, in_process, print_head, print_row
-from keras_transformer import family
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
+from keras_transformer.spec import part_registry
 from keras_transformer.text.corpora import Pair, load_corpus
 
 DEFAULT = "default"
@@ -106,7 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def variants() -> dict[str, list[str]]:
     """Returns the flags of each variant by its name: the default, then every other part of every slot."""
     found: dict[str, list[str]] = {DEFAULT: []}
-    for slot, parts in family.SLOTS.items():
+    for slot, parts in part_registry.SLOTS.items():
         for name in list(parts)[1:]:
             flag = f"--{slot.replace('_', '-')}"
             found[f"{slot} {name}"] = [flag, OPTIONS.get(name, name), *COMPANIONS.get(name, [])]
@@ -180,7 +180,7 @@ def measure(folder: Path, variant: str, count: int) -> Figures:
 
 def quality(translator: Any, pairs: Path) -> Quality:
     """Measures the greedy translations of the pairs' sources."""
-    from keras_transformer.bleu import bleu
+    from keras_transformer.text.bleu import bleu
 
     sources, references = read_pairs(pairs)
     translations = translator.translate(sources, num_beams=1)

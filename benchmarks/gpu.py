@@ -40,7 +40,7 @@ from benchmarks.devices import onnx_session, peak_of_gpu
 from benchmarks.sentences import padded
 from benchmarks.train import SHAPES
 from benchmarks.trainers import Cell, start_ours
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"vocabulary_size": 2000, "num_layers": 6, "num_heads": 8, "hidden_dim": 256, "intermediate_dim": 512}
@@ -144,8 +144,8 @@ def correct(options: argparse.Namespace) -> None:
     from export.onnx import translate_model
     from export.onnx.graph import write_model
     from keras_transformer.decoding.keras_decoder import KerasDecoder
-    from keras_transformer.decoding.search_options import SearchOptions
-    from keras_transformer.decoding.sentences import Arrays
+    from keras_transformer.spec.search_options import SearchOptions
+    from keras_transformer.text.sentences import Arrays
 
     run = random_run(SMALL_MODEL if options.small else MODEL)
     draw = np.random.default_rng(1)

@@ -31,7 +31,7 @@ from benchmarks.contest import (
 )
 from benchmarks.decoders import Cell, start_onnx
 from benchmarks.prepare import prepare
-from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.core.errors import RequestError, exit_status
 
 SIZES = {"num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048}
 SMALL_SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16}

@@ -21,7 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-MESSAGES = "keras_transformer/errors.py"
+MESSAGES = "keras_transformer/core/errors.py"
 # Methods that lists, dictionaries, texts, paths and arrays have too.
 COMMON = {name for kind in (str, list, dict, set, Path, bytes, np, np.ndarray) for name in dir(kind)}
 

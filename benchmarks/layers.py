@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.contest import at_least_one, contenders, print_head, print_row, rounds
 from benchmarks.devices import configure_keras
-from keras_transformer.errors import exit_status
+from keras_transformer.core.errors import exit_status
 
 WIDTH, NUM_HEADS = 256, 4  # d, and the heads of attention
 NEIGHBOURHOOD = 33  # r, the keys that a position sees in restricted self-attention

@@ -35,7 +35,7 @@ from benchmarks.contest import (
 )
 from benchmarks.devices import configure_keras, configure_torch, peak_of_gpu
 from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 
 # Sizes, rows of a batch, and their length.
 USUAL = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.decoders import Cell, artefact_folder, tflite_name
 from benchmarks.sentences import END, salad_words, trained_lines, word_salad, write_sentences
 from benchmarks.weights import arrays_of
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 if TYPE_CHECKING:
     from export.artefacts import TrainedRun

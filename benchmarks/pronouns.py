@@ -25,10 +25,10 @@ import numpy as np
 
 import keras_transformer
 from benchmarks.contest import check_picture, print_head, print_row
+from keras_transformer.core.errors import RequestError, exit_status
 from keras_transformer.decoding.pipelines import Attention, Tokens
-from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.plots import WordLines, word_lines_picture
-from keras_transformer.run_folder import read_config
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples, words
 from train import main as train

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.contest import in_process
-from keras_transformer.errors import RequestError, exit_status
-from keras_transformer.files import write_text
+from keras_transformer.core.errors import RequestError, exit_status
+from keras_transformer.core.files import write_text
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.weights import open_weights
 from keras_transformer.text.lines import read_lines
@@ -43,7 +43,9 @@ TAGS = ("deu_Latn", "eng_Latn", "fra_Latn")
 EXPORTS = [("saved_model", "float32"), *(("onnx", each) for each in ("float32", "float16", "int8"))]
 EXPORTS += [("tflite", each) for each in ("float32", "float16", "int8")]
 EXPORTS += [*(("ctranslate2", each) for each in ("float32", "int8")), ("huggingface", "float32")]
-IMPORTS = "from keras_transformer.errors import load_tensorflow; load_tensorflow(); import keras, keras_transformer"
+IMPORTS = (
+    "from keras_transformer.core.errors import load_tensorflow; load_tensorflow(); import keras, keras_transformer"
+)
 
 
 class Cost(NamedTuple):

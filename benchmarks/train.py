@@ -31,7 +31,7 @@ from benchmarks.trainers import (
     start_torch,
     start_without_kept_memory,
 )
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 
 # Sizes, rows of a batch, their length, and steps in a turn. "tiny" has the sizes of the Multi30k recipe, in batches of
 # 4,096 tokens. "paper" and "big" are the models of the paper, with batches of 25,000 tokens: too many for a processor.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.contest import at_least_one, in_process, print_head, print_row, ratio, rounds
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.core.errors import JobError, exit_status
 from keras_transformer.text.lines import read_lines
 
 # With beams, CTranslate2 finishes fewer hypotheses (see `benchmarks.decode`), and int8 rounds differently on each side.

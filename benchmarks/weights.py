@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
@@ -61,10 +61,10 @@ def block_arrays(block: Any, attentions: list[str]) -> dict[str, Any]:
 
 def differences_from_the_paper(model: Transformer) -> dict[str, Any]:
     """Returns the arguments in which a model differs from the paper's, `FREE_ARGUMENTS` left out."""
-    from keras_transformer import family
+    from keras_transformer.spec import model_spec
 
     arguments = model.arguments()
-    usual = family.complete({"vocabulary_size": model.vocabulary_size})
+    usual = model_spec.complete({"vocabulary_size": model.vocabulary_size})
     compared = usual.keys() - FREE_ARGUMENTS
     differences = {name: arguments[name] for name in compared if arguments[name] != usual[name]}
     if model.encoder_layers != model.decoder_layers:

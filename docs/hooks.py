@@ -32,7 +32,7 @@ PACKAGES = ["", *(f".{name}" for name in ("layers", "losses", "metrics", "models
 EXPORT = [
     "export.artefacts.open_run",
     "export.artefacts.TrainedRun",
-    "keras_transformer.decoding.search_options.Decoding",
+    "keras_transformer.spec.search_options.Decoding",
     "export.saved_model.export_saved_model",
     "export.onnx.export.export_onnx",
     "export.tflite.export_tflite",
@@ -126,7 +126,7 @@ def export_page() -> str:
 def commands_page() -> str:
     """What `--help` prints of each command."""
     from keras_transformer.__main__ import commands, make_parser
-    from keras_transformer.tasks import TASKS
+    from keras_transformer.core.task_registry import TASKS
 
     os.environ["COLUMNS"] = "110"
     subparsers: Any = next(action for action in make_parser()._actions if action.dest == "==SUPPRESS==")

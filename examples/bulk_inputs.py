@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.errors import JobError, RequestError, warn
+from keras_transformer.core.errors import JobError, RequestError, warn
 
 PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 JSON_LINES = (".jsonl", ".ndjson")

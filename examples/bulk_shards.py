@@ -20,9 +20,9 @@ import numpy as np
 
 from bulk_inputs import Input, read_rows
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.files import check_writable, write_text, write_whole
-from keras_transformer.version import __version__
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.files import check_writable, write_text, write_whole
+from keras_transformer.core.version import __version__
 
 COLUMNS = ("row_id", "source", "translation", "score", "error")
 FORMATS = ("parquet", "jsonl")

@@ -21,8 +21,8 @@ import bulk_translator
 from bulk_inputs import find_inputs, scan_all
 from bulk_shards import FORMATS, GOES_ON, ROWS_PER_SHARD, Job, Outcome, Shard, alone
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import JobError, RequestError, exit_status, require_positive, say, warn
-from keras_transformer.export_folder import PRECISIONS
+from keras_transformer.core.errors import JobError, RequestError, exit_status, require_positive, say, warn
+from keras_transformer.runs.export_folder import PRECISIONS
 from own_ray import start_ray
 
 MOST_BLOCKS = 10_000  # a block has one shard, or in larger jobs some

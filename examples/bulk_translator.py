@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import keras_transformer
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import ExportFolder
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.export_folder import ExportFolder
 
 Batch = dict[str, np.ndarray]
 

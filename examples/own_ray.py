@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 
 @contextlib.contextmanager

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_transformer.commands import COUNT, FEW, CommandParser, number_from
-from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
-from keras_transformer.export_folder import PRECISIONS
-from keras_transformer.files import check_writable
-from keras_transformer.folders import contents, found, locked
-from keras_transformer.own_parts import FLAG, HELP, with_imports
+from keras_transformer.core.errors import RequestError, command_line, exit_status, load_tensorflow
+from keras_transformer.core.files import check_writable
+from keras_transformer.core.folders import contents, found, locked
+from keras_transformer.runs.export_folder import PRECISIONS
+from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 
 MEND = "choose another folder with --out"
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2", "huggingface")

@@ -11,18 +11,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.checking.signatures import Searching, Signature, of_ids_alone
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS, task_named, task_of
+from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.decoding.search_options import Decoding as Decoding
-from keras_transformer.decoding.signatures import Searching, Signature, of_ids_alone
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import PRECISIONS as PRECISIONS
-from keras_transformer.making import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference, parts_of
-from keras_transformer.run_config import unfinished
-from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tasks import TASKS, task_named, task_of
-from keras_transformer.text.tokenizer import Tokenizer, plain
-from keras_transformer.version import __version__
+from keras_transformer.models.model_factory import make_model, model_config
+from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
+from keras_transformer.runs.run_config import unfinished
+from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.spec.search_options import Decoding as Decoding
+from keras_transformer.text.lines import plain
+from keras_transformer.text.tokenizer import Tokenizer
 
 from .word_pieces import reason_against_text
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.errors import RequestError
-from keras_transformer.folders import whole_folder
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.folders import whole_folder
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
@@ -26,10 +26,10 @@ from keras_transformer.layers.positions import (
 )
 from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
-from keras_transformer.lengths import EXTRA_LENGTH, longest
 from keras_transformer.models.inspection import Difference
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.options import Config
+from keras_transformer.spec.lengths import EXTRA_LENGTH, longest
+from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
 
 from .artefacts import (

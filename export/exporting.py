@@ -9,9 +9,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from keras_transformer.errors import JobError, OutputClosed, RequestError, print_result, say, warn
-from keras_transformer.folders import whole_folder
-from keras_transformer.run_folder import RunFolder, resume_command
+from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
+from keras_transformer.core.folders import whole_folder
+from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision

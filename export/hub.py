@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.errors import RequestError
-from keras_transformer.folders import whole_folder
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.folders import whole_folder
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.tensors import TensorFile, write_safetensors
 from keras_transformer.importing.weights import Imported, Layout, variable_at
-from keras_transformer.lengths import longest
-from keras_transformer.making import model_config
 from keras_transformer.models.base import FamilyModel
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import model_config
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing import bart_models, bert_models, causal_models, layouts, t5, vit
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Layout
-from keras_transformer.lengths import longest
-from keras_transformer.making import model_config
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.inspection import Difference
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import model_config
+from keras_transformer.spec import model_spec, part_registry
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PAD, START, Tokenizer
 
@@ -105,7 +105,7 @@ class Marian(OfPieces):
         return {**options, **sizes, "share_encoder_decoder_embeddings": is_shared}
 
     def arguments(self, options: Options, config: Config) -> Config:
-        return family.complete({**bart_models.marian_arguments(options), **_taken_over(config)})
+        return model_spec.complete({**bart_models.marian_arguments(options), **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         count = config["vocabulary_size"]
@@ -120,11 +120,11 @@ class Bart(Form):
     name, class_name, first_position = "bart", "BartForConditionalGeneration", bart_models.OFFSET
 
     def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return bart_models.bart_options({**config, "max_source_length": config["num_positions"] - 1})
+        return layouts.bart_options({**config, "max_source_length": config["num_positions"] - 1})
 
     def arguments(self, options: Options, config: Config) -> Config:
         one = {"source_vocabulary_size": None}
-        return family.complete({**bart_models.bart_arguments(options), **_taken_over(config), **one})
+        return model_spec.complete({**bart_models.bart_arguments(options), **_taken_over(config), **one})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         found = bart_models.bart_layout(file, config, [*ids], 1 + max(ids))
@@ -141,7 +141,7 @@ class T5(OfPieces):
 
     def arguments(self, options: Options, config: Config) -> Config:
         own = {"source_vocabulary_size": None, "tied_output": options.switch("tie_word_embeddings", True)}
-        return family.complete({**t5.arguments(options), **_taken_over(config), **own})
+        return model_spec.complete({**t5.arguments(options), **_taken_over(config), **own})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         return t5.layout(file, config, [*ids], 1 + max(ids), is_scaled=config["tied_output"])
@@ -316,7 +316,7 @@ def form_of(model: FamilyModel, tokenizer: Tokenizer | None) -> tuple[Form, Conf
         except (RequestError, ValueError) as error:
             faults.append(str(error))
             continue
-        if found.get("kind", family.DEFAULT_KIND) == config["kind"]:
+        if found.get("kind", model_spec.DEFAULT_KIND) == config["kind"]:
             lacking[form] = differences(ours, resolved(found), form)
             if not lacking[form]:
                 return form, options, found
@@ -341,11 +341,11 @@ def _num_positions(model: Any, config: Config) -> int:
 
 def resolved(config: Config) -> Config:
     """The same configuration with each default that depends on other arguments written out."""
-    config = {**config, "key_dim": family.key_dim(config)}
+    config = {**config, "key_dim": part_registry.key_dim(config)}
     if "embedding_scale" in config:
         config["embedding_scale"] = config["embedding_scale"] or config["hidden_dim"] ** 0.5
     if "encoder_layers" in config:
-        config["encoder_layers"], config["decoder_layers"] = family.depths(config)
+        config["encoder_layers"], config["decoder_layers"] = model_spec.depths(config)
         config["decoder_attention"] = config["decoder_attention"] or config["attention"]
     if config.get("num_labels"):
         config |= {name: False for name in ("output_bias", "tied_output") if name in config}  # it has no such output
@@ -364,7 +364,7 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
     names = {name for name in theirs.keys() - NOT_COMPARED if theirs[name] != ours.get(name)}
     if ours.get("decoder_attention") == ours["attention"]:  # which is told once
         names -= {"decoder_attention"}
-    arguments, found = family.KINDS[ours["kind"]].arguments, []
+    arguments, found = model_spec.KINDS[ours["kind"]].arguments, []
     for name in sorted(names):
         one, other = theirs[name], ours[name]
         is_bias = name.endswith("_bias") and other is False
@@ -374,7 +374,7 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
             continue
         slot = arguments[name].slot
         found.append(
-            Difference(name, *(family.spelled(each, slot) if slot and each else each for each in (one, other)))
+            Difference(name, *(model_spec.spelled(each, slot) if slot and each else each for each in (one, other)))
         )
     return found
 

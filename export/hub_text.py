@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bert_models import LONGEST, MODULES
 from keras_transformer.importing.pieces import is_tag, parsed
-from keras_transformer.making import model_config
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import model_config
+from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
 

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.decoding.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.folders import whole_folder
-from keras_transformer.lazy import tf
+from keras_transformer.checking.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.folders import whole_folder
+from keras_transformer.core.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import UNKNOWN
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding.sentences import odd_texts, valid
-from keras_transformer.decoding.signatures import Outputs, Signature, pieces_of
-from keras_transformer.errors import JobError, RequestError, say
-from keras_transformer.files import write_whole
+from keras_transformer.checking.signatures import Outputs, Signature, pieces_of
+from keras_transformer.core.errors import JobError, RequestError, say
+from keras_transformer.core.files import write_whole
+from keras_transformer.core.lazy import tf
 from keras_transformer.layers.positions import TokenEmbedding
-from keras_transformer.lazy import tf
-from keras_transformer.making import make_model, model_config
+from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import is_blank
+from keras_transformer.text.sentences import odd_texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from . import tflite_converter

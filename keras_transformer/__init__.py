@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_transformer.lazy import lazy_names
-from keras_transformer.machine import keep_memory
-from keras_transformer.version import __version__ as __version__
+from keras_transformer.core.lazy import lazy_names
+from keras_transformer.core.machine import keep_memory
+from keras_transformer.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.pipelines import PieceVectors, load_piece_vectors
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from keras_transformer.models.classifiers import Encoder, ImageClassifier
     from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.options import Option
-    from keras_transformer.own_parts import register_part
+    from keras_transformer.spec.custom_parts import register_part
+    from keras_transformer.spec.options import Option
     from keras_transformer.tasks.classification.pipeline import Classifier, load_classifier
     from keras_transformer.tasks.images.pipeline import Recognizer, load_recognizer
     from keras_transformer.tasks.language_modelling.pipeline import Generator, load_generator
@@ -41,8 +41,8 @@ _NAMES = {
     "models.classifiers": ["Encoder", "ImageClassifier"],
     "models.stack_models": ["LanguageModel", "SequenceEncoder"],
     "models.transformer": ["Transformer"],
-    "options": ["Option"],
-    "own_parts": ["register_part"],
+    "spec.options": ["Option"],
+    "spec.custom_parts": ["register_part"],
     "tasks.classification.pipeline": ["Classifier", "load_classifier"],
     "tasks.images.pipeline": ["Recognizer", "load_recognizer"],
     "tasks.language_modelling.pipeline": ["Generator", "load_generator"],

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_transformer.commands import Command, CommandParser, export_module, runs, verbs
-from keras_transformer.errors import command_line, exit_status
-from keras_transformer.own_parts import FLAG, HELP, with_imports
+from keras_transformer.core.errors import command_line, exit_status
+from keras_transformer.core.version import __version__
+from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
-from keras_transformer.version import __version__
 
 export = export_module("__main__")
 

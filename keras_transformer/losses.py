@@ -7,16 +7,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from keras_transformer.errors import load_tensorflow
-from keras_transformer.options import Config
+from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.spec.options import Config
 
 load_tensorflow()
 
 import keras
 from keras import ops
 
+from keras_transformer.core.lazy import computed_after, is_fused, tf
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.lazy import computed_after, is_fused, tf
 from keras_transformer.ops import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]

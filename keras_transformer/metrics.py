@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.errors import load_tensorflow
-from keras_transformer.options import Config
+from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.spec.options import Config
 
 load_tensorflow()
 

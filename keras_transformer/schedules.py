@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_transformer.errors import load_tensorflow
-from keras_transformer.options import Config
+from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.spec.options import Config
 
 load_tensorflow()
 

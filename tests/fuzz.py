@@ -23,8 +23,8 @@ from typing import Any
 
 import onnx
 
-from keras_transformer.errors import exit_status
-from keras_transformer.schema import UNPRINTABLE
+from keras_transformer.core.errors import exit_status
+from keras_transformer.core.schema import UNPRINTABLE
 from tests.fuzz_kinds import KINDS, Kind
 
 MEMORY, SECONDS = 2**30, 10  # of a mutation

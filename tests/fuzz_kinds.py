@@ -18,13 +18,15 @@ import tokenizers  # noqa: F401
 
 from export.__main__ import main as export
 from export.certificate.comparison import KeptCertificate, validation_text
-from keras_transformer import making, run_folder
 from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.commands.runs import info
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
+from keras_transformer.models import model_factory
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.runs import run_folder
+from keras_transformer.runs.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
 from keras_transformer.tasks.images.batches import read_pixels
 from keras_transformer.tasks.images.corpus import LabelledImage
 from keras_transformer.tasks.images.signature import images_of
@@ -234,16 +236,16 @@ def resume(folder: Path) -> None:
 @cache
 def model_of(folder: Path) -> Any:
     """The model of a run, made once in a process."""
-    return making.make_model(read_config(folder)["model"])
+    return make_model(read_config(folder)["model"])
 
 
 def read_weights(loads: bool, folder: Path) -> None:
     """The check of model.keras, and if asked the weights in it, without making the model each time."""
     number = read_config(folder).get("parameters", 0)
-    run_folder.count_parameters = lambda config: number  # type: ignore[assignment]
+    model_factory.count_parameters = lambda config: number  # type: ignore[assignment]
     if loads:
         model = model_of(folder)
-        run_folder.make_model = lambda config: model  # type: ignore[assignment, misc]
+        model_factory.make_model = lambda config, dtype="": model
         run_folder.load_model(folder)
     run_folder.check_model(RunFolder(folder))
     content_of(RunFolder(folder))

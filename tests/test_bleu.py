@@ -8,9 +8,9 @@ import sacrebleu
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
 
-from keras_transformer import lengths
-from keras_transformer.bleu import OF_LANGUAGES, bleu, bleu_metric, bleu_signature, paired_quality, tokenizer_for
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
+from keras_transformer.spec import lengths
+from keras_transformer.text.bleu import OF_LANGUAGES, bleu, bleu_metric, bleu_signature, paired_quality, tokenizer_for
 from tests.sacrebleu_command import OTHER_TRANSLATIONS, REFERENCES, TRANSLATIONS, paired_bootstrap_command
 
 
@@ -35,7 +35,7 @@ def test_a_tokenizer_divides_the_words_and_is_in_the_signature(tokenize):
 
 
 def test_languages_have_the_tokenizers_that_sacrebleu_gives_them(monkeypatch):
-    monkeypatch.setattr("keras_transformer.bleu.bleu_metric", lambda name: None)  # as if all packages were there
+    monkeypatch.setattr("keras_transformer.text.bleu.bleu_metric", lambda name: None)  # as if all packages were there
     theirs = {language: BLEU._TOKENIZER_MAP.get(language, "13a") for language in ("zh", "ja", "ko", "de", "")}
     assert {language: tokenizer_for(language) for language in theirs} == theirs
     assert [tokenizer_for(code) for code in ("zh_CN", "zh-Hant", "zho", "jpn", "kor", "ZH", None)] == [

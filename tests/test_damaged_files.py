@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from export import artefacts
-from keras_transformer.bleu import tokenizer_for
 from keras_transformer.commands.runs import info
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import exit_status
-from keras_transformer.run_folder import RunFolder, load_model, read_config, write_config
+from keras_transformer.core.errors import exit_status
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, write_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation import pipeline as translating
 from keras_transformer.tasks.translation.commands.translate import own_search_of
+from keras_transformer.text.bleu import tokenizer_for
 from keras_transformer.training.request import open_run
 from tests.fuzz import put, strange
 from tests.fuzz_kinds import KINDS, exported

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.layers.positions import TokenEmbedding
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,23 +8,23 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_transformer import family
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
-from keras_transformer.options import parameters_of
-from keras_transformer.tasks import TASKS
+from keras_transformer.spec import model_spec, part_registry
+from keras_transformer.spec.options import parameters_of
 from keras_transformer.training.flags import parser
 from keras_transformer.training.resolution import model_arguments, model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = [(slot, name) for slot, parts in family.ALL_SLOTS.items() for name in parts]
-OF_ALL_MODELS = [(slot, name) for slot, name in ROWS if slot in family.SLOTS]
+ROWS = [(slot, name) for slot, parts in model_spec.ALL_SLOTS.items() for name in parts]
+OF_ALL_MODELS = [(slot, name) for slot, name in ROWS if slot in part_registry.SLOTS]
 EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)
 SMALLEST = {"vocabulary_size": 9}
 
 
 @EVERY_ROW
 def test_every_part_has_the_methods_of_the_first_in_its_slot_and_the_defaults_of_its_class(slot, name):
-    row, first = family.ALL_SLOTS[slot][name], next(iter(family.ALL_SLOTS[slot].values()))
+    row, first = model_spec.ALL_SLOTS[slot][name], next(iter(model_spec.ALL_SLOTS[slot].values()))
     part_class = row.load()
     assert issubclass(part_class, keras.layers.Layer)
     assert {name for name in dir(first.load()) if not name.startswith("_")} <= set(dir(part_class))
@@ -45,10 +45,10 @@ def test_every_part_has_the_methods_of_the_first_in_its_slot_and_the_defaults_of
 def test_the_model_has_the_arguments_and_defaults_of_the_table():
     parameters = dict(inspect.signature(Transformer.__init__).parameters)
     assert parameters.pop("self") and parameters.pop("kwargs").kind is inspect.Parameter.VAR_KEYWORD
-    assert list(parameters) == list(family.ARGUMENTS)
+    assert list(parameters) == list(model_spec.ARGUMENTS)
     assert parameters.pop("vocabulary_size").default is inspect.Parameter.empty
     for name, parameter in parameters.items():
-        default = family.ARGUMENTS[name].default
+        default = model_spec.ARGUMENTS[name].default
         assert (type(parameter.default), parameter.default) == (type(default), default), name
 
 
@@ -56,29 +56,29 @@ def test_the_model_has_the_arguments_and_defaults_of_the_table():
 def test_the_other_models_have_defaults_of_the_table(model_class):
     for name, parameter in inspect.signature(model_class.__init__).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
-            assert family.KINDS[model_class.kind].arguments[name].default == parameter.default, name
+            assert model_spec.KINDS[model_class.kind].arguments[name].default == parameter.default, name
 
 
 def test_complete_fills_in_every_default_is_data_and_its_own_fixed_point():
     given = {**SMALLEST, "positions": {"name": "learned", "offset": 2}, "attention": "full", "key_dim": 3}
     before = json.dumps(given)
-    config = family.complete(given)
+    config = model_spec.complete(given)
     assert json.dumps(given) == before, "the dictionary that was given is unchanged"
-    assert list(config) == list(family.ARGUMENTS)
+    assert list(config) == list(model_spec.ARGUMENTS)
     assert config["positions"] == {"name": "learned", "offset": 2, "separate": False}
     assert config["attention"] == {"name": "full", "num_key_value_heads": None}
     assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
     assert config["decoder_attention"] is None and config["encoder_layers"] is None
-    plain = {name: value for name, value in config.items() if not family.ARGUMENTS[name].slot}
-    assert plain == {name: family.ARGUMENTS[name].default for name in plain} | SMALLEST | {"key_dim": 3}
-    assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
+    plain = {name: value for name, value in config.items() if not model_spec.ARGUMENTS[name].slot}
+    assert plain == {name: model_spec.ARGUMENTS[name].default for name in plain} | SMALLEST | {"key_dim": 3}
+    assert model_spec.complete(config) == model_spec.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7
-    assert family.complete(given)["positions"]["offset"] == 2
+    assert model_spec.complete(given)["positions"]["offset"] == 2
 
 
 # A value, or the spelling of a kind of positions, and how the message about it begins.
 REFUSED: list[tuple[dict | str, str]] = [
-    ({5: 3}, f"expected arguments among {', '.join(family.ARGUMENTS)}. Received: '5'"),
+    ({5: 3}, f"expected arguments among {', '.join(model_spec.ARGUMENTS)}. Received: '5'"),
     ({"positions": {"name": "learned", "offsets": 2}},
      "`positions`: 'learned' has the options offset, separate. Received: offsets"),
     ({"residual": {"name": "pre_norm", "offset": 2}}, "`residual`: 'pre_norm' has no options. Received: offset"),
@@ -109,44 +109,44 @@ REFUSED: list[tuple[dict | str, str]] = [
     ("learned:offset", "`positions:offset` must be a whole number from 0 to 1,000. Received: positions:offset=''"),
     ("learned:offset=1,offset=2", "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'"),
     ("learned:separate=maybe", "`positions:separate` must be true or false. Received: positions:separate='maybe'"),
-    ("learnt:offset=2", f"`positions` must be one of {', '.join(family.SLOTS['positions'])}. Received: "),
+    ("learnt:offset=2", f"`positions` must be one of {', '.join(part_registry.SLOTS['positions'])}. Received: "),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
 def test_what_is_not_allowed_is_refused(given, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        family.parse(given, "positions") if isinstance(given, str) else family.complete({**SMALLEST, **given})
+        model_spec.parse(given, "positions") if isinstance(given, str) else model_spec.complete({**SMALLEST, **given})
 
 
 def test_a_long_value_is_cut_in_the_message_and_one_argument_may_allow_values_of_another():
     with pytest.raises(ValueError, match=r"^.{,200}\Z"):
-        family.complete({**SMALLEST, "dropout": "x" * 500})
-    assert family.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
-    assert family.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
+        model_spec.complete({**SMALLEST, "dropout": "x" * 500})
+    assert model_spec.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
+    assert model_spec.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
 
 
 @EVERY_ROW
 def test_spelling_and_parsing_are_inverse(slot, name):
-    options = family.ALL_SLOTS[slot][name].options
+    options = model_spec.ALL_SLOTS[slot][name].options
     other_values = {key: not one.default if one.kind is bool else one.most for key, one in options.items()}
     config = {"name": name, **other_values}
-    text = family.spelled(config, slot)
-    assert family.parse(text, slot) == config and family.row(slot, config) is family.ALL_SLOTS[slot][name]
+    text = model_spec.spelled(config, slot)
+    assert model_spec.parse(text, slot) == config and model_spec.row(slot, config) is model_spec.ALL_SLOTS[slot][name]
     assert text.startswith(name) and (":" in text) == bool(options)
-    assert family.spelled(name, slot) == name, "defaults are left out"
+    assert model_spec.spelled(name, slot) == name, "defaults are left out"
 
 
 def test_an_integer_is_allowed_for_a_float_and_none_where_it_is_a_value():
-    assert family.parse("layer:epsilon=1", "norm") == family.part("norm", {"name": "layer", "epsilon": 1})
-    assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
-    assert family.parse("full:num_key_value_heads=None", "attention") == family.part("attention", "full")
-    assert family.parse("learned:separate=True", "positions")["separate"] is True
+    assert model_spec.parse("layer:epsilon=1", "norm") == model_spec.part("norm", {"name": "layer", "epsilon": 1})
+    assert model_spec.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
+    assert model_spec.parse("full:num_key_value_heads=None", "attention") == model_spec.part("attention", "full")
+    assert model_spec.parse("learned:separate=True", "positions")["separate"] is True
 
 
 def test_build_holds_the_table():
-    """`python -c "from keras_transformer import family; print(family.table())"` prints it."""
-    assert f"\n\n{family.table()}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
+    """`python -c "from keras_transformer.spec import model_spec; print(model_spec.table())"` prints it."""
+    assert f"\n\n{model_spec.table()}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_names_source_and_test_of_every_variant():
@@ -156,7 +156,7 @@ def test_the_readme_names_source_and_test_of_every_variant():
         re.MULTILINE,
     )
     assert [(slot, name, source) for slot, name, source, _ in rows] == [
-        (slot, name, family.SLOTS[slot][name].source) for slot, name in OF_ALL_MODELS
+        (slot, name, part_registry.SLOTS[slot][name].source) for slot, name in OF_ALL_MODELS
     ]
     assert all((ROOT / test).is_file() for *_, test in rows)
 
@@ -164,11 +164,11 @@ def test_the_readme_names_source_and_test_of_every_variant():
 def test_every_argument_is_a_setting_of_train():
     """All but three: train.py has another setting for separate vocabularies, its tokenizers have four control ids, and
     an imported model alone may have a bias that does not learn."""
-    not_settings = set(family.ARGUMENTS) - set(model_settings(TASKS["translation"].settings))
+    not_settings = set(model_spec.ARGUMENTS) - set(model_settings(TASKS["translation"].settings))
     assert not_settings == {"source_vocabulary_size", "num_control_ids", "fixed_output_bias"}
-    for slot, task in [*((slot, "translation") for slot in family.SLOTS), ("stem", "images")]:
+    for slot, task in [*((slot, "translation") for slot in part_registry.SLOTS), ("stem", "images")]:
         help = " ".join(parser(task).format_help().split())
-        assert f"{', '.join(family.ALL_SLOTS[slot])} (" in help
+        assert f"{', '.join(model_spec.ALL_SLOTS[slot])} (" in help
         assert help.isascii(), "a terminal may show only ASCII"
 
 
@@ -176,10 +176,10 @@ def test_a_flag_becomes_an_argument():
     flags = ["--positions", "learned:offset=2", "--norm", "layer:epsilon=1e-3", "--decoder-layers", "1"]
     flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--residual", "pre_norm"]
     settings = resolve(vars(parser().parse_args(flags)), {})
-    config = family.complete({**model_arguments(settings), **SMALLEST})
+    config = model_spec.complete({**model_arguments(settings), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
     assert config == {
-        **family.complete({**model_arguments(resolve({}, {})), **SMALLEST}),
+        **model_spec.complete({**model_arguments(resolve({}, {})), **SMALLEST}),
         "positions": {"name": "learned", "offset": 2, "separate": False},
         "norm": {"name": "layer", "epsilon": 0.001},
         "decoder_layers": 1,

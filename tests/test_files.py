@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from keras_transformer import files, folders
-from keras_transformer.errors import RequestError, Stopped
+from keras_transformer.core import files, folders
+from keras_transformer.core.errors import RequestError, Stopped
 from tests.killed import killed_after
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import family, layers, models
+from keras_transformer import layers, models
 from keras_transformer.layers.attention_ops import keys_mask
+from keras_transformer.spec import part_registry
 from tests.layer_check import array, assert_close, assert_equal, functional, random, randomize
 from tests.layers.test_contract import BATCH, CASES, WIDTH, X
 
@@ -20,7 +21,7 @@ ALL += [(layers.Dense, {"units": WIDTH}, (X,)), (layers.Dropout, {"rate": 0.1}, 
 ALL += [(layers.Conv2D, {"filters": 3, "kernel_size": 2}, (random(BATCH, 4, 4, 2),))]
 # Those that take and give one sequence of states. The others take images or heads, or put a token before the sequence.
 SEQUENTIAL = [(one, settings) for one, settings, inputs in ALL if inputs[0] is X and one is not layers.ClassToken]
-ATTENTIONS = [{"name": name, **({} if name == "full" else {"width": 3})} for name in family.SLOTS["attention"]]
+ATTENTIONS = [{"name": name, **({} if name == "full" else {"width": 3})} for name in part_registry.SLOTS["attention"]]
 LENGTH, IDS = 7, np.random.default_rng(0).integers(4, 20, (8, 7)).astype("int32")
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 32, "intermediate_dim": 64, "dropout": 0.0}
 OF_TEXT = [models.Transformer, models.LanguageModel, models.Encoder, models.SequenceEncoder]
@@ -185,7 +186,7 @@ def test_an_onnx_file_by_keras_takes_any_lengths(tmp_path):
     onnxruntime, x = pytest.importorskip("onnxruntime"), X[..., :8]
     symbol = keras.Input((None, 8))
     y = symbol + layers.LearnedPositions(9, 8)(layers.positions_of(symbol))
-    for part in family.SLOTS["attention"].values():
+    for part in part_registry.SLOTS["attention"].values():
         y = part.load()(2, 4)(y, y)
     for layer in (layers.MultiHeadAttention(1, 4), layers.WindowedAttention(1, 4, 3)):
         y = layer(y, y)

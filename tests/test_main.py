@@ -22,9 +22,9 @@ from export.__main__ import main as export
 from export.__main__ import make_parser as export_parser
 from export.exporting import show
 from keras_transformer.__main__ import commands, main, make_parser
-from keras_transformer.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
-from keras_transformer.files import check_writable
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
+from keras_transformer.core.files import check_writable
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import Parser, parser
 from keras_transformer.training.resolution import resolve

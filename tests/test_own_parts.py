@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer import family, own_parts
 from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import processes
 from keras_transformer.decoding.processes import apart
-from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
-from keras_transformer.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.spec import custom_parts, options, part_registry
 from tests.models.variants import SIZES, make_inputs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -35,8 +35,8 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "my_parts.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv(own_parts.VARIABLE, "")  # which restores the variable afterwards; `delenv` alone would not
-    monkeypatch.setitem(family.SLOTS, "feed_forward", {**family.SLOTS["feed_forward"]})
+    monkeypatch.setenv(custom_parts.VARIABLE, "")  # which restores the variable afterwards; `delenv` alone would not
+    monkeypatch.setitem(part_registry.SLOTS, "feed_forward", {**part_registry.SLOTS["feed_forward"]})
     yield tmp_path
     sys.modules.pop("my_parts", None)
 
@@ -86,7 +86,7 @@ def test_a_class_that_is_defined_anew_takes_the_place_of_the_old_one_and_may_be_
     keras_transformer.register_part("feed_forward", "scaled", scaled, module="somewhere")
     model = Transformer(**SIZES, feed_forward=scaled)
     assert model.arguments()["feed_forward"] == {"name": "scaled"}
-    assert own_parts.modules_of({"kind": model.kind, **model.arguments()}) == ["somewhere"]
+    assert custom_parts.modules_of({"kind": model.kind, **model.arguments()}) == ["somewhere"]
 
 
 def test_a_class_that_is_not_registered_trains_and_cannot_be_saved(place, tokenizer):
@@ -110,10 +110,10 @@ def test_what_cannot_be_registered_is_refused(maxout):
         "`name` must be of letters": ("feed_forward", "a:b", maxout),
         "`name` must be a new one": ("feed_forward", "standard", maxout),
         "`part_class` must be a class of layers": ("feed_forward", "other", dict),
-        "`options` must be arguments of Maxout": ("feed_forward", "maxout", maxout, {"depth": family.Option(1, "")}),
-        "must be a whole number from 3": ("feed_forward", "maxout", maxout, {"pieces": family.Option(2, "", least=3)}),
+        "`options` must be arguments of Maxout": ("feed_forward", "maxout", maxout, {"depth": options.Option(1, "")}),
+        "must be a whole number from 3": ("feed_forward", "maxout", maxout, {"pieces": options.Option(2, "", least=3)}),
     }
-    first = next(iter(family.SLOTS["feed_forward"]))
+    first = next(iter(part_registry.SLOTS["feed_forward"]))
     for message, (slot, name, *rest) in wrong.items():
         with pytest.raises(ValueError, match=message):
             keras_transformer.register_part(slot, first if name == "standard" else name, *rest)
@@ -123,7 +123,7 @@ def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, 
     saved(place / "run", tokenizer, feed_forward="maxout")
     assert read_config(place / "run")["modules"] == ["my_parts"]
     expected = keras_transformer.load(place / "run").translate(["a dog"], num_beams=1)
-    del family.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
+    del part_registry.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
     assert main(["info", str(place / "run")]) == 2
     error = capsys.readouterr().err
     assert "has parts of modules that are not imported: import them before, or give --import my_parts to" in error
@@ -135,7 +135,7 @@ def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, 
         assert main(words) == 0, said.getvalue()
     assert told.getvalue().decode() == f"{expected[0]}\n"
     assert resume_command(RunFolder(place / "run")).endswith(f"{place / 'run'} --import my_parts")
-    del family.SLOTS["feed_forward"]["maxout"]
+    del part_registry.SLOTS["feed_forward"]["maxout"]
     with pytest.raises(RequestError, match="has parts that my_parts no longer registers as the run has them: `feed_fo"):
         read_config(place / "run")
 
@@ -150,12 +150,12 @@ def test_kept_graphs_are_of_the_source_of_the_modules(maxout, place, tokenizer):
 
 def is_known() -> bool:
     """Whether the page's part is registered."""
-    return "maxout" in family.SLOTS["feed_forward"]
+    return "maxout" in part_registry.SLOTS["feed_forward"]
 
 
 def test_processes_of_a_command_import_the_modules_too(place, monkeypatch):
     assert not is_known()
-    monkeypatch.setenv(own_parts.VARIABLE, "my_parts")
+    monkeypatch.setenv(custom_parts.VARIABLE, "my_parts")
     assert apart(is_known)
     monkeypatch.setattr(processes, "_decoder", None)
     opened = processes._answer(lambda: SimpleNamespace(knew=is_known()), lambda decoder: decoder.knew)  # type: ignore
@@ -166,10 +166,10 @@ def test_keras_is_loaded_quietly_first_and_what_is_installed_comes_before_the_fo
     (place / "colorsys.py").write_text("raise SystemExit")  # Python's own module has this name
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     order: list[str] = []
-    monkeypatch.setattr(own_parts, "load_tensorflow", lambda: order.append(f"quiet before {is_known()}"))
-    assert own_parts.with_imports(["info", "--import", "colorsys", "--import=my_parts", "run"]) == ["info", "run"]
+    monkeypatch.setattr(custom_parts, "load_tensorflow", lambda: order.append(f"quiet before {is_known()}"))
+    assert custom_parts.with_imports(["info", "--import", "colorsys", "--import=my_parts", "run"]) == ["info", "run"]
     assert order == ["quiet before False"] and is_known()
-    assert own_parts.with_imports(["info"]) == ["info"] and len(order) == 1
+    assert custom_parts.with_imports(["info"]) == ["info"] and len(order) == 1
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):

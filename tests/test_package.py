@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import keras_transformer
+from keras_transformer.core.machine import keep_memory
 from keras_transformer.losses import SmoothedCrossEntropy
-from keras_transformer.machine import keep_memory
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.optimizers import Adam
 from keras_transformer.schedules import InverseSquareRootDecay

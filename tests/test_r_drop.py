@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras import ops
 from scipy.special import rel_entr, softmax
 
-from keras_transformer import auxiliary_losses
-from keras_transformer.fit import ReplicatedFit
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.models import Transformer
+from keras_transformer.models.training_step import ReplicatedFit
 from tests.layer_check import random
 from tests.models.variants import make_batch
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 import keras_transformer
-from keras_transformer import family
-from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import model_config
-from keras_transformer.run_config import FORMAT, MAX_CONFIG_BYTES
+from keras_transformer.runs import run_folder as runs
+from keras_transformer.runs.run_config import FORMAT, MAX_CONFIG_BYTES
+from keras_transformer.spec import model_spec
 
 
 def of_model(**changes: object) -> Callable[[dict], dict]:
@@ -43,7 +43,7 @@ def rewrite(run: Path, change: Callable[[dict], object] | str | bytes) -> None:
     path.write_bytes(value if isinstance(value, bytes) else value.encode())
 
 
-KINDS = ", ".join(family.KINDS)
+KINDS = ", ".join(model_spec.KINDS)
 # What values a model's arguments may have is tested in test_family.
 DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "not JSON": ("{", "Expecting"),
@@ -176,7 +176,7 @@ def test_a_missing_argument_has_its_default(run_folder, tiny_model):
     needed = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim", "max_source_length")
     rewrite(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
     assert runs.read_config(run_folder) == whole
-    assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *family.ARGUMENTS}
+    assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *model_spec.ARGUMENTS}
 
 
 @pytest.mark.parametrize(("length", "holds"), [(6, True), (7, False), (0, False), (True, False)])

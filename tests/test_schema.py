@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from keras_transformer import schema
-from keras_transformer.schema import having, line, list_of, number, object_of, one_of, or_null, whole
+from keras_transformer.core import schema
+from keras_transformer.core.schema import having, line, list_of, number, object_of, one_of, or_null, whole
 
 HUGE = [["x" * 10**6] * 10**3] * 10**6  # 10^15 characters, if it were spelled out
 SOME = object_of({"size": whole(1, 9)}, {"names": list_of(line(3, 1), 1, 2)})

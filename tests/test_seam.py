@@ -15,9 +15,9 @@ from export.__main__ import main as export
 from export.artefacts import Decoding
 from export.certificate.onnx_runner import nothing_yet
 from export.onnx import encoder_model, step_model, translate_model
-from keras_transformer import family
 from keras_transformer.__main__ import main as command
 from keras_transformer.models import Transformer, count_parameters, make_model, model_config
+from keras_transformer.spec import part_registry
 from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.training.records import Records
 from tests import toys
@@ -35,8 +35,8 @@ REAL = INPUTS["target_ids"] != 0
 def table() -> Iterator[None]:
     """The family with the toys in it."""
     with pytest.MonkeyPatch.context() as patch:
-        for slot in family.SLOTS:
-            patch.setitem(family.SLOTS, slot, dict(family.SLOTS[slot]))
+        for slot in part_registry.SLOTS:
+            patch.setitem(part_registry.SLOTS, slot, dict(part_registry.SLOTS[slot]))
         toys.enter()
         yield
 
@@ -61,7 +61,7 @@ def logits_of(model, inputs=INPUTS):
 def test_a_toy_changes_the_model_counts_its_parameters_and_is_made_again_by_configuration_and_file(toy, tmp_path):
     slot, _, model = toy
     assert count_parameters(model_config(model)) == model.count_params()
-    usual = toy_model(slot, next(iter(family.SLOTS[slot])))
+    usual = toy_model(slot, next(iter(part_registry.SLOTS[slot])))
     if [w.shape for w in model.get_weights()] == [w.shape for w in usual.get_weights()]:
         usual.set_weights(model.get_weights())
     assert np.abs(logits_of(model) - logits_of(usual)).max() > 1e-3

@@ -14,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 
-from keras_transformer import files
-from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
-from keras_transformer.version import __version__
+from keras_transformer.core import files
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.version import __version__
+from keras_transformer.runs import run_folder as runs
 
 WEIGHTS = "model.weights.h5"
 ARRAY = "layers/token_embedding/vars/0"  # one that the model has

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer import run_folder as runs
 from keras_transformer.models import model_config
+from keras_transformer.runs import run_folder as runs
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
 

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from keras_transformer import family, ops
+from keras_transformer import ops
 from keras_transformer.layers.attention import SelfAttention
 from keras_transformer.layers.attention_ops import keys_mask
 from keras_transformer.layers.layer import PreNorm
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import Score
 from keras_transformer.layers.stack import Stack
+from keras_transformer.spec import part_registry
+from keras_transformer.spec.options import Option, Part
 
 
 class SlopedPositions(Positions):
@@ -105,13 +107,13 @@ class Repeated(Stack):
         return [self.blocks[0]] * self.num_layers
 
 
-def row(name: str, options: dict[str, family.Option] | None = None) -> family.Part:
-    return family.Part(f"tests.toys:{name}", "a toy", "a test", options or {})
+def row(name: str, options: dict[str, Option] | None = None) -> Part:
+    return Part(f"tests.toys:{name}", "a toy", "a test", options or {})
 
 
 ROWS = {
     ("positions", "sloped"): row("SlopedPositions"),
-    ("positions", "distance"): row("DistancePositions", {"rate": family.Option(1.0, "of all heads", float, least=0.5)}),
+    ("positions", "distance"): row("DistancePositions", {"rate": Option(1.0, "of all heads", float, least=0.5)}),
     ("residual", "inner_norm"): row("InnerNorm"),
     ("score", "bilinear"): row("Bilinear"),
     ("attention", "running_mean"): row("RunningMean"),
@@ -122,4 +124,4 @@ ROWS = {
 def enter() -> None:
     """Enters every toy into the table."""
     for (slot, name), part in ROWS.items():
-        family.SLOTS[slot][name] = part
+        part_registry.SLOTS[slot][name] = part

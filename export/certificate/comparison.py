@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer import family, tasks
-from keras_transformer.bleu import bleu_signature
-from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularies
-from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
-from keras_transformer.decoding.search_options import DECODING, Decoding
-from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
-from keras_transformer.decoding.signatures import Searching
-from keras_transformer.errors import RequestError, say
-from keras_transformer.machine import num_cores
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
-from keras_transformer.schema import Schema, having, list_of, object_of, parse_json, read_json, whole
-from keras_transformer.tasks import task_named
+from keras_transformer.checking.answers import Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.probes import NUM_PROBES, as_json, chosen_probes, device_name
+from keras_transformer.checking.signatures import Searching
+from keras_transformer.core import task_registry
+from keras_transformer.core.errors import RequestError, say
+from keras_transformer.core.machine import num_cores
+from keras_transformer.core.schema import Schema, having, list_of, object_of, parse_json, read_json, whole
+from keras_transformer.core.task_registry import task_named
+from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import DECODING, Decoding
+from keras_transformer.text.bleu import bleu_signature
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
+from keras_transformer.text.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in, signature_of
@@ -144,7 +145,7 @@ class KeptCertificate:
             decoding = self.about.get("decoding")  # none of a model that does not search
             self.decoding = Decoding() if decoding is None else Decoding(**parse_json(decoding, DECODING))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
-            options = family.KINDS[self.content["kind"]].arguments
+            options = model_spec.KINDS[self.content["kind"]].arguments
             sizes = {name: options[name].schema for name in SIZES if name in options}
             self.config = parse_json(self.about["model"], having(**sizes))
             foreign = RunFolder(folder).foreign_tokenizer
@@ -309,7 +310,7 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] |
         RequestError: the run has none.
     """
     folder, config = RunFolder(run), read_config(run)
-    return tasks.TASKS[tasks.task_of(config)].signature(config).validation(folder, config)
+    return task_registry.TASKS[task_registry.task_of(config)].signature(config).validation(folder, config)
 
 
 def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import RequestError
-from keras_transformer.lazy import tf
-from keras_transformer.options import Config
-from keras_transformer.schema import read_json
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.lazy import tf
+from keras_transformer.core.schema import read_json
+from keras_transformer.spec.options import Config
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding import search
-from keras_transformer.decoding.answers import Begun
-from keras_transformer.decoding.loop import permit
-from keras_transformer.decoding.search_options import Decoding
-from keras_transformer.decoding.sentences import Texts
-from keras_transformer.decoding.signatures import Signature
-from keras_transformer.options import Config
+from keras_transformer.checking.answers import Begun
+from keras_transformer.checking.signatures import Signature
+from keras_transformer.search import beam_search, loop
+from keras_transformer.search.loop import permit
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import Decoding
+from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 from ..artefacts import Artefact
@@ -55,8 +55,8 @@ def narrowest_choice(
     """
     num_beams, narrowest = decoding.num_beams, Choice(math.inf, 0)
     prefix_ids = np.array([beginning], "int32") if beginning else None
-    bounds = search.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([begun.num_read], "int32"))
-    state = search.start_beams(begun.cache, bounds, num_beams, decoding.num_listed)
+    bounds = loop.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([begun.num_read], "int32"))
+    state = beam_search.start_beams(begun.cache, bounds, num_beams, decoding.num_listed)
     for index, id in enumerate(ids):
         logits, cache = begun.step(state.token_ids, state.cache, state.index)  # (1, K, V)
         log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index, num_control_ids)
@@ -66,8 +66,8 @@ def narrowest_choice(
         if not own.size:
             break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
         narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        likeliest = search.continuations(logits, state, prefix_ids, num_beams, num_control_ids)
-        state = search.next_beams(state, likeliest, cache, bounds, num_beams, decoding.length_penalty)
+        likeliest = beam_search.continuations(logits, state, prefix_ids, num_beams, num_control_ids)
+        state = beam_search.next_beams(state, likeliest, cache, bounds, num_beams, decoding.length_penalty)
     return narrowest
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
+from keras_transformer.runs.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
 
 from ..artefacts import Artefact
 from .execution import check_outputs

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from keras_transformer.files import write_text
-from keras_transformer.options import Config
-from keras_transformer.schema import printable
+from keras_transformer.core.files import write_text
+from keras_transformer.core.schema import printable
+from keras_transformer.spec.options import Config
 
 from .contents import Contents
 from .judgement import Difference, Judgement
@@ -87,7 +87,7 @@ class Certificate:
     Args:
         entries: one for each artefact.
         stored: the model's answers that are kept for a comparison without the model; see `KeptCertificate`.
-        probes: by which graphs check themselves where they run; see `keras_transformer.decoding.probes`.
+        probes: by which graphs check themselves where they run; see `keras_transformer.checking.probes`.
         against: "model", or "stored" if the model was not there.
         run: what is known of the run and of the search.
         versions: the versions of the packages that the model ran on.

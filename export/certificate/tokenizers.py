@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import RunFolder
-from keras_transformer.schema import list_of, read_json
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.schema import list_of, read_json
+from keras_transformer.runs.run_folder import RunFolder
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 from .expected import Expected

@@ -12,12 +12,12 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.signatures import IDS, Output, Signature, limits_of, permitted, with_a_column
+from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, permitted, with_a_column
 from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD
 

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
-from keras_transformer.files import write_whole
+from keras_transformer.core.files import write_whole
 
 OPSET = 17  # the first with LayerNormalization; ONNX Runtime runs all its operators from version 1.12 on
 IR_VERSION = 8  # belongs to this opset

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, Union
 import keras
 import numpy as np
 
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 from .graph import CONTRIB_DOMAIN, ValueInfo
 

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import members_of
-from keras_transformer.options import Config
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config
 
 from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from keras_transformer.decoding.signatures import LINE_BREAKS
+from keras_transformer.checking.signatures import LINE_BREAKS
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 from ..word_pieces import WordPieces, read_by

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder
-from keras_transformer.files import check_there, check_writable, write_whole
-from keras_transformer.run_folder import read_config
-from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.core.files import check_there, check_writable, write_whole
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, ExportFolder
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.text.lines import read_lines, require_no_nul
 from keras_transformer.training.flags import Parser
 

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_transformer import version
+from keras_transformer.checking.probes import ComputedProbe
 from keras_transformer.commands import export_module
+from keras_transformer.core import version
+from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
+from keras_transformer.core.files import write_text
+from keras_transformer.core.lazy import tf
+from keras_transformer.core.machine import gpus_of_the_driver
 from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations
 from keras_transformer.decoding.onnx_sessions import has_cuda
-from keras_transformer.decoding.probes import ComputedProbe
-from keras_transformer.decoding.sentences import padded
-from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
-from keras_transformer.export_folder import Graphs, file_name
-from keras_transformer.files import write_text
-from keras_transformer.lazy import tf
-from keras_transformer.machine import gpus_of_the_driver
-from keras_transformer.own_parts import modules_of
-from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
+from keras_transformer.runs.export_folder import Graphs, file_name
+from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
+from keras_transformer.spec.custom_parts import modules_of
 from keras_transformer.text.lines import sha256_of_source
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START
 
 if TYPE_CHECKING:

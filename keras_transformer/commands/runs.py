@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
 from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
-from keras_transformer.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
-from keras_transformer.files import check_writable, write_whole
-from keras_transformer.making import count_parameters
-from keras_transformer.options import Config
-from keras_transformer.run_config import as_json, unfinished
-from keras_transformer.run_folder import RunFolder, check_place, read_config, read_metrics, resume_command
-from keras_transformer.schema import printable
-from keras_transformer.tasks import TASKS, task_of
+from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.files import check_writable, write_whole
+from keras_transformer.core.schema import printable
+from keras_transformer.core.task_registry import TASKS, task_of
+from keras_transformer.runs.run_config import as_json, unfinished
+from keras_transformer.runs.run_folder import (
+    RunFolder,
+    check_place,
+    num_parameters,
+    read_config,
+    read_metrics,
+    resume_command,
+)
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.pipelines import Attention
@@ -48,8 +54,7 @@ def info(arguments: argparse.Namespace) -> None:
     run = RunFolder(arguments.run)
     config = read_config(run)
     print_result(f"run: {run.path}")
-    # A run that has not prepared its data does not tell the number; counting imports Keras, which takes seconds.
-    print_result(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    print_result(f"parameters: {num_parameters(config):,}")
     if "license" in config:
         print_result(f"license: {config['license']}")
     if "answer_length" in config:

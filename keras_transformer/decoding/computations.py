@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer import ops
-from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
-from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.logits import as_one, labels_as_one
+from keras_transformer.decoding.prompts import Prompted, num_read
 from keras_transformer.ops import Tensor
+from keras_transformer.search.beam_search import beam_search
+from keras_transformer.search.logits import as_one, labels_as_one
+from keras_transformer.search.loop import Cache, Step, sample
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:

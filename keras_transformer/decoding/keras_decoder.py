@@ -13,15 +13,15 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.lazy import tf
 from keras_transformer.decoding.computations import Alignment, LogProbs, decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Arrays, Ids, in_few_shapes, padded
-from keras_transformer.errors import RequestError
-from keras_transformer.lazy import tf
-from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Ensemble, Transformer
 from keras_transformer.ops import Tensor
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.text.sentences import Arrays, Ids, in_few_shapes, padded
 from keras_transformer.text.tokenizer import END, START
 
 Compiled = Callable[..., Sequence[Tensor]]

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, once
+from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.machine import num_cores
+from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
 from keras_transformer.decoding.computations import decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_models import Halves
 from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
-from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, check, once
-from keras_transformer.decoding.search_options import DECODING, OF_A_MODEL, SearchOptions, require
-from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
-from keras_transformer.errors import JobError, RequestError, warn
-from keras_transformer.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
-from keras_transformer.lengths import longest, penalty
-from keras_transformer.machine import num_cores
-from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, one_of, or_null, parse_json, whole
+from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
+from keras_transformer.spec.lengths import longest, penalty
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, require
+from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 

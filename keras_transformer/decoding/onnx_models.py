@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.checking.probes import ComputedProbe, ProbesFile, check_computed, once
+from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.computations import TextLogProbs
-from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.onnx_sessions import open_session, run, runtime_of
-from keras_transformer.decoding.probes import ComputedProbe, ProbesFile, check_computed, once
-from keras_transformer.export_folder import Graphs
-from keras_transformer.machine import num_cores
-from keras_transformer.options import Config
+from keras_transformer.runs.export_folder import Graphs
+from keras_transformer.search.loop import Cache
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.keras_decoder import Computation

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.probes import Runtime, device_name
-from keras_transformer.decoding.sentences import in_few_shapes
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import STAGES, Graphs
+from keras_transformer.checking.probes import Runtime, device_name
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.runs.export_folder import STAGES, Graphs
+from keras_transformer.text.sentences import in_few_shapes
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS, task_of
 from keras_transformer.decoding.decoder import Decoder
-from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
-from keras_transformer.errors import RequestError
-from keras_transformer.options import Config
-from keras_transformer.run_folder import (
+from keras_transformer.runs.run_folder import (
     RunFolder,
     check_place,
     load_model,
@@ -28,8 +26,10 @@ from keras_transformer.run_folder import (
     twin_of,
     write_run,
 )
-from keras_transformer.tasks import TASKS, task_of
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import require_whole
 from keras_transformer.text.lines import string_of
+from keras_transformer.text.sentences import Ids, batches_by_length, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Arrays, Ids, Sentence
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.own_parts import import_named
+from keras_transformer.spec.custom_parts import import_named
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.text.sentences import Arrays, Ids, Sentence
 
 Result = TypeVar("Result")
 TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line

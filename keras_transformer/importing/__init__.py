@@ -1,0 +1,1 @@
+"""Reads models in Hugging Face's format."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
     OUTPUT,
@@ -48,8 +48,8 @@ from keras_transformer.importing.pieces import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
-from keras_transformer.lengths import longest
-from keras_transformer.options import Config
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END
 
 # Options with the one value that the architecture has. Old files say them.

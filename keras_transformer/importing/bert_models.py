@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.schema import having, list_of, object_of, or_null, shown
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
 from keras_transformer.importing.layouts import (
     ENCODER_BLOCK,
@@ -42,8 +42,8 @@ from keras_transformer.importing.weights import (
     norm_weights,
     open_weights,
 )
-from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, object_of, or_null, shown
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -182,7 +182,7 @@ def bert_options(architecture: Architecture, config: Config, first: int = 0) -> 
 
 def complete(config: Config) -> Config:
     """A complete configuration of our model. Raises ValueError as `family.complete`."""
-    return {"kind": "encoder", **family.complete(config, "encoder")}
+    return {"kind": "encoder", **model_spec.complete(config, "encoder")}
 
 
 def _has_labels(architecture: Architecture, file: TensorFile) -> bool:

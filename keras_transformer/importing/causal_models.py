@@ -25,7 +25,7 @@ from keras_transformer.importing.layouts import (
 )
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Layout, Weight, first_of, norm_weights
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 # Options with the one value that the architecture has.
 GPT2_FIXED: Config = {

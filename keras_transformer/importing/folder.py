@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_transformer.errors import RequestError, abridged, warn
-from keras_transformer.options import Config
-from keras_transformer.run_config import MAX_LICENSE
-from keras_transformer.schema import Allowed, line, of_type, one_of, read_json, shown, whole
+from keras_transformer.core.errors import RequestError, abridged, warn
+from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_json, shown, whole
+from keras_transformer.runs.run_config import MAX_LICENSE
+from keras_transformer.spec.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.importing import bart_models, bert_models, causal_models, many_languages, t5, vit
 from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of, tell_ignored
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
-from keras_transformer.tasks import TASKS
 
 # The files that importers read. No others are fetched, so that a model brings no code.
 ADAPTER = "adapter_config.json"

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import (
     ACTIVATIONS,
     INERT,
@@ -32,7 +31,8 @@ from keras_transformer.importing.weights import (
     norm_weights,
     open_weights,
 )
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 # Options with the one value that the architectures have. Old files say them.
@@ -141,7 +141,7 @@ def bart_options(config: Config) -> Config:
 def bart_blocks(config: Config) -> Iterator[Weight]:
     """The weights of the blocks. H is the width of all heads, of which no order changes."""
     for stack, names, depth in zip(
-        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True
+        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), model_spec.depths(config), strict=True
     ):
         for number in range(depth):
             block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
@@ -230,7 +230,7 @@ def language_model(
     return Imported(config, weights, (vocabulary,))
 
 
-def completed(options: Options, config: Config, complete: Callable[[Config], Config] = family.complete) -> Config:
+def completed(options: Options, config: Config, complete: Callable[[Config], Config] = model_spec.complete) -> Config:
     """The complete arguments of our model. Raises RequestError, which names the file, if no model has these."""
     try:
         return complete(config)
@@ -242,7 +242,7 @@ def complete_language_model(config: Config) -> Config:
     """A language model's configuration with what the architectures have in common. Raises ValueError as `complete`."""
     # The bias keeps copies of rows from taking a probability; the architectures have no other.
     fixed = {"output_bias": True, "fixed_output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
-    return {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
+    return {"kind": "language-model", **model_spec.complete({**config, **fixed}, "language-model")}
 
 
 def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:

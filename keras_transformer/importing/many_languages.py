@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bart_models import (
     BART_FIXED,
     BART_WITHOUT_EFFECT,
@@ -52,8 +52,8 @@ from keras_transformer.importing.pieces import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
-from keras_transformer.lengths import longest
-from keras_transformer.options import Config
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config
 
 # Options with the one value that the architectures have. Old files say them.
 NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}

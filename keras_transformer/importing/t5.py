@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import completed, read_named, write_named
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
@@ -36,7 +35,8 @@ from keras_transformer.importing.weights import (
     first_of,
     open_weights,
 )
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import SPACE
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
@@ -206,7 +206,7 @@ def _blocks(config: Config) -> Iterator[Weight]:
     """The weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are made."""
     attentions = {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED
-    for stack, count, depth in zip(("encoder", "decoder"), (1, 2), family.depths(config), strict=True):
+    for stack, count, depth in zip(("encoder", "decoder"), (1, 2), model_spec.depths(config), strict=True):
         for number in range(depth):
             block, layers = f"{stack}_stack.blocks.{number}", f"{stack}.block.{number}.layer"
             for place, (ours, theirs) in enumerate([*attentions.items()][:count]):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.files import write_whole
-from keras_transformer.schema import list_of, object_of, one_of, parse_json, whole
+from keras_transformer.core.files import write_whole
+from keras_transformer.core.schema import list_of, object_of, one_of, parse_json, whole
 
 MAX_TENSORS = 100_000
 MAX_AXES = 8

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
 from keras_transformer.importing.pieces import Vocabulary
 from keras_transformer.importing.unigram import steps_of
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
 
 WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 MAX_PIECES = 4_000_000
 CONTROLS, UNKNOWN = ("<pad>", "<s>", "</s>"), "<unk>"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
 from keras_transformer.importing.layouts import (
     ENCODER_BLOCK,
@@ -33,7 +32,8 @@ from keras_transformer.importing.weights import (
     norm_weights,
     open_weights,
 )
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 
 PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
 # Options of the processor with the one value that images are read with here, see `read_image`.
@@ -80,7 +80,7 @@ def vit_options(config: Config) -> Config:
 
 def complete(config: Config) -> Config:
     """A complete configuration of our model. Raises ValueError as `family.complete`."""
-    return {"kind": "image-classifier", **family.complete(config, "image-classifier")}
+    return {"kind": "image-classifier", **model_spec.complete(config, "image-classifier")}
 
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:

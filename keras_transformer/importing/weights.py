@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.core.errors import RequestError, load_tensorflow
+from keras_transformer.core.task_registry import task_named
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.pieces import Vocabulary
 from keras_transformer.importing.tensors import Place, TensorFile, blocks, open_safetensors, open_torch
-from keras_transformer.making import make_model
-from keras_transformer.options import Config
-from keras_transformer.tasks import task_named
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -316,7 +315,7 @@ class Imported(NamedTuple):
     @property
     def task(self) -> str:
         """The task that the model was trained for, a key of `tasks.TASKS`."""
-        return task_named(None, self.config.get("kind", family.DEFAULT_KIND), {"labels"} if self.labels else ())
+        return task_named(None, self.config.get("kind", model_spec.DEFAULT_KIND), {"labels"} if self.labels else ())
 
     def model(self) -> FamilyModel:
         """The model, with its weights.
@@ -326,6 +325,8 @@ class Imported(NamedTuple):
         """
         load_tensorflow()
         import keras
+
+        from keras_transformer.models.model_factory import make_model
 
         with keras.StatelessScope():
             model = make_model(self.config)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_transformer import ops
-from keras_transformer.errors import require_positive, require_rates
+from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers.attention_ops import (
     HIDDEN,
     KeysValues,
@@ -32,7 +32,7 @@ from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import scaled_dot
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 Shape = Sequence[int | None]
 

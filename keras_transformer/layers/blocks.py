@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 
-from keras_transformer import family, ops
-from keras_transformer.errors import require_rates
+from keras_transformer import ops
+from keras_transformer.core.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.attention_ops import Shared, both, causal_mask, keys_mask
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 
 PartConfig = str | Config
 Sublayer = Callable[[Tensor], Tensor]
@@ -73,7 +74,7 @@ class _Block(Layer):
         return make_part("attention", self.attention, self.dtype_policy, sizes, **required)
 
     def _cross_attention(self) -> MultiHeadAttention:
-        groups = {"num_key_value_heads": family.part("attention", self.attention).get("num_key_value_heads")}
+        groups = {"num_key_value_heads": model_spec.part("attention", self.attention).get("num_key_value_heads")}
         sizes = {**self._attention_sizes(), **groups}
         return MultiHeadAttention(**sizes, use_bias=self.attention_bias, dtype=self.dtype_policy)
 
@@ -102,7 +103,7 @@ class _Block(Layer):
         return both(causal_mask(ops.shape(x)[1]), attention_mask)
 
     def _inner_norm(self) -> PartConfig | None:
-        return self.norm if family.row("residual", self.residual).load().has_inner_norm else None
+        return self.norm if model_spec.row("residual", self.residual).load().has_inner_norm else None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -116,7 +117,7 @@ class EncoderBlock(_Block):
         dropout: rate on each sub-layer's output.
         attention_dropout: rate on the attention scores.
         attention, score, residual, norm, feed_forward, activation: parts. Each is a name, or a dictionary of its name
-            and options. `keras_transformer.family` lists them.
+            and options. `keras_transformer.spec.model_spec` lists them.
         attention_bias: whether the projections of attention have biases.
         gain: factor on the initial kernels of self-attention's values and output, and of feed-forward.
 

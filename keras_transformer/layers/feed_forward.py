@@ -6,11 +6,12 @@ import math
 
 import keras
 
-from keras_transformer import auxiliary_losses, ops
-from keras_transformer.errors import require_positive, require_rates
+from keras_transformer import ops
+from keras_transformer.core.errors import require_positive, require_rates
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.layer import Layer, glorot, make_part
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 
 class Activation(Layer):

@@ -9,10 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer import family, ops
-from keras_transformer.errors import require_rates
+from keras_transformer import ops
+from keras_transformer.core.errors import require_rates
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config, parameters_of
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config, parameters_of
 
 EPSILON = 1e-6  # Keras's default is 1e-3
 
@@ -174,8 +175,8 @@ def make_part(slot: str, config: str | Config, dtype: Any, sizes: Config, **requ
     Raises:
         ValueError: the slot has no such part, or the part's constructor lacks a required argument.
     """
-    config = family.part(slot, config)
-    part_class = family.row(slot, config).load()
+    config = model_spec.part(slot, config)
+    part_class = model_spec.row(slot, config).load()
     named = parameters_of(part_class)
     neutral = {"gain": 1.0, "use_bias": False}
     required = {name: value for name, value in required.items() if value != neutral.get(name)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from keras_transformer import ops
-from keras_transformer.errors import require_positive
+from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import masked_softmax
 from keras_transformer.layers.layer import Conv2D, Layer, glorot
 from keras_transformer.layers.score import dot

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_transformer import ops
-from keras_transformer.errors import require_at_least, require_positive
+from keras_transformer.core.errors import require_at_least, require_positive
 from keras_transformer.layers.attention_ops import Rotation, angles_of, in_both_halves
 from keras_transformer.layers.layer import Layer
 from keras_transformer.ops import Tensor

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.errors import require_positive
+from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention_ops import HIDDEN, positions_in
 from keras_transformer.layers.layer import Layer, glorot
 from keras_transformer.layers.positions import Positions

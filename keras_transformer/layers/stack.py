@@ -9,14 +9,16 @@ from typing import Any
 
 import keras
 
-from keras_transformer import auxiliary_losses, family, ops
-from keras_transformer.errors import require_positive, require_rates
+from keras_transformer import ops
+from keras_transformer.core.errors import require_positive, require_rates
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.attention_ops import Shared, both, causal_mask, joint_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.layers.positions import Positions, sinusoidal_positions
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -62,7 +64,7 @@ class Stack(Layer):
         self.other_layers = other_layers
         self.has_memory = is_decoder and has_memory
         self.supports_masking = True
-        residual = family.row("residual", block.get("residual", "post_norm")).load()
+        residual = model_spec.row("residual", block.get("residual", "post_norm")).load()
         encoder_layers, decoder_layers = (other_layers, num_layers) if is_decoder else (num_layers, other_layers)
         gain = residual.gain(encoder_layers, decoder_layers, is_decoder)
         of_decoder = DecoderBlock if self.has_memory else CausalBlock
@@ -77,8 +79,8 @@ class Stack(Layer):
 
     def _block_of_layer(self, layer: int) -> Config:
         """The arguments of a layer's block. Some attentions alternate with another."""
-        attention = family.part("attention", self.block.get("attention", "full"))
-        return {**self.block, "attention": family.row("attention", attention).of_layer(attention, layer)}
+        attention = model_spec.part("attention", self.block.get("attention", "full"))
+        return {**self.block, "attention": model_spec.row("attention", attention).of_layer(attention, layer)}
 
     def num_different_blocks(self, num_layers: int) -> int:
         """The number of blocks with their own weights among `num_layers` layers."""

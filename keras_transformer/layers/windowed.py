@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_transformer import ops
-from keras_transformer.errors import require_positive
+from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
     KeysValues,

@@ -5,7 +5,7 @@ Its import registers all that a saved model may hold with Keras: layers, models,
 
 from __future__ import annotations
 
-from keras_transformer.errors import load_tensorflow
+from keras_transformer.core.errors import load_tensorflow
 
 load_tensorflow()
 
@@ -14,10 +14,11 @@ import keras_transformer.losses
 import keras_transformer.metrics
 import keras_transformer.optimizers
 import keras_transformer.schedules
-from keras_transformer.making import PRESETS, count_parameters, make_model, model_config
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
+from keras_transformer.models.model_factory import count_parameters, make_model, model_config
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.spec.presets import PRESETS
 
 __all__ = [
     "PRESETS", "Encoder", "ImageClassifier", "LanguageModel", "SequenceEncoder", "Transformer", "count_parameters",

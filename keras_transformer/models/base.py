@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_transformer import family
-from keras_transformer.errors import command_line
-from keras_transformer.fit import ReplicatedFit
+from keras_transformer.core.errors import command_line
 from keras_transformer.layers.layer import Dropout, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
-from keras_transformer.lengths import longest
+from keras_transformer.models.training_step import ReplicatedFit
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config, home_of
+from keras_transformer.spec import model_spec, part_registry
+from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.options import Config, home_of
 
 BLOCK_ARGUMENTS = (
     "num_heads",
@@ -110,7 +110,7 @@ def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Co
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
-        "key_dim": family.key_dim(config),
+        "key_dim": part_registry.key_dim(config),
         "max_length": max_length,
     }
     return {
@@ -120,7 +120,7 @@ def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Co
 
 
 def _stacks(config: Config, dtype: object) -> Config:
-    encoder_layers, decoder_layers = family.depths(config)
+    encoder_layers, decoder_layers = model_spec.depths(config)
     encoder_block = _block(config)
     decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
     encoder = {"num_layers": encoder_layers, "block": encoder_block, "other_layers": decoder_layers}
@@ -141,7 +141,7 @@ def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool)
 
 def _block(config: Config) -> Config:
     """The arguments of a block."""
-    return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
+    return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": part_registry.key_dim(config)}
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -218,7 +218,7 @@ class FamilyModel(ReplicatedFit):
 
     def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
-        kind = family.kind_at(home_of(cls))
+        kind = model_spec.kind_at(home_of(cls))
         if kind is not None:  # a user's own subclass has the kind of its base
             cls.kind = kind
 
@@ -228,7 +228,7 @@ class FamilyModel(ReplicatedFit):
                 "`keras.config.floatx()` must be 'float32' or 'float64', for positions would be counted in 16 bits: "
                 f"give the model `dtype='mixed_float16'` or 'mixed_bfloat16'. Received: {keras.config.floatx()!r}"
             )
-        self._config = family.complete(arguments, self.kind)  # raises errors before Keras makes anything
+        self._config = model_spec.complete(arguments, self.kind)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
         self.autocast = False  # half precision has no id 257
         if self.dtype_policy.quantization_mode is not None:

@@ -13,7 +13,7 @@ from keras_transformer.layers.patches import ClassToken
 from keras_transformer.models.base import as_layer, make_layers_of_images
 from keras_transformer.models.stack_models import StackModel, TokenModel
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 LARGEST_PIXEL = 255.0
 SHORTEST = 1e-12  # a vector that is divided by its length
@@ -79,7 +79,8 @@ class Encoder(TokenModel):
         head_layer: whether a layer stands between the last state and the logits, as in BERT; see `HeadLayer`.
         head_activation: the activation of that layer before labels, by default tanh; ReLU in DistilBERT.
         first_state, unit_vectors: see `vectors`.
-        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+        arguments: the others of `Transformer` but those of two stacks; see `ONE_STACK` in
+            `keras_transformer.spec.model_spec`.
 
     Call arguments:
         inputs: {"ids": (B, S)}, integers, padded with 0.
@@ -171,7 +172,7 @@ class ImageClassifier(StackModel):
         image_size: S, the height and the width of an image in pixels.
         patch_size: P, the height and the width of a patch. It divides S.
         channels: how many numbers a pixel has.
-        arguments: the others, see `keras_transformer.family.IMAGES`.
+        arguments: the others, see `keras_transformer.spec.model_spec.IMAGES`.
 
     Call arguments:
         inputs: {"images": (B, S, S, channels)}, pixels from 0 to 255, integers or not. The model itself divides them

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_transformer import family
-from keras_transformer.making import model_config, without_weights
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import model_config, without_weights
+from keras_transformer.spec import model_spec, options
+from keras_transformer.spec.options import Config
 
 
 class Difference(NamedTuple):
@@ -34,7 +34,7 @@ def difference(model: Any) -> Difference | None:
 
 def difference_in_kind(model: object) -> Difference | None:
     """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
-    classes = [family.load(kind.home) for kind in family.KINDS.values()]
+    classes = [options.load(kind.home) for kind in model_spec.KINDS.values()]
     if type(model) in classes:
         return None
     near = [one.__name__ for one in classes if isinstance(model, one)]

@@ -8,10 +8,10 @@ from keras_transformer import ops
 from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
-from keras_transformer.logits import as_one
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.search.logits import as_one
+from keras_transformer.spec.options import Config
 
 
 class StackModel(FamilyModel):
@@ -139,8 +139,8 @@ class LanguageModel(TokenModel):
     Args:
         vocabulary_size: V.
         context_length: the most positions of `call`, the start included.
-        arguments: the others of `Transformer` but those of two stacks, see `keras_transformer.family.ONE_STACK`; and
-            `end_ids`, the ids that end a text: 3, or several, such as `[3, 7]`.
+        arguments: the others of `Transformer` but those of two stacks, see `ONE_STACK` in
+            `keras_transformer.spec.model_spec`; and `end_ids`, the ids that end a text: 3, or several as `[3, 7]`.
 
     Call arguments:
         inputs: {"ids": (B, T)}, integers, padded with 0.
@@ -215,7 +215,8 @@ class SequenceEncoder(TokenModel):
     Args:
         vocabulary_size: V, the items and the control ids.
         context_length: the most positions of `call`, the start included.
-        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+        arguments: the others of `Transformer` but those of two stacks; see `ONE_STACK` in
+            `keras_transformer.spec.model_spec`.
 
     Call arguments:
         inputs: {"ids": (B, T)}, integers, padded with 0.

@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 
-from keras_transformer import family, ops
+from keras_transformer import ops
 from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec import model_spec, part_registry
+from keras_transformer.spec.options import Config
 
 # A name, a class of your own, or a dictionary of name and options.
 PartConfig = str | type[Any] | Config
@@ -25,7 +26,7 @@ class Transformer(FamilyModel):
 
     The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. The
     constructor makes all weights. Ids: pad 0, unknown 1, start 2, end 3. A part is a name, or a dictionary of its name
-    and options. `keras_transformer.family` lists the parts.
+    and options. `keras_transformer.spec.model_spec` lists the parts.
 
     Args:
         vocabulary_size: V of source, target and output, which share one matrix (paper, 3.4).
@@ -109,7 +110,7 @@ class Transformer(FamilyModel):
         **kwargs: object,
     ):  # fmt: skip
         given = locals()
-        super().__init__({name: given[name] for name in family.ARGUMENTS}, **kwargs)
+        super().__init__({name: given[name] for name in model_spec.ARGUMENTS}, **kwargs)
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
@@ -121,8 +122,8 @@ class Transformer(FamilyModel):
                  "num_control_ids", "num_layers", "intermediate_dim", "dropout", "attention_dropout")  # fmt: skip
         for name in sizes:
             setattr(self, name, self._config[name])
-        self.key_dim = family.key_dim(self._config)
-        self.encoder_layers, self.decoder_layers = family.depths(self._config)
+        self.key_dim = part_registry.key_dim(self._config)
+        self.encoder_layers, self.decoder_layers = model_spec.depths(self._config)
 
     def _build_layers(self) -> None:
         ids, states = (None, None), (None, None, self.hidden_dim)

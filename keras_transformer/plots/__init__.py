@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_transformer.lazy import lazy_names
+from keras_transformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from keras_transformer.plots.page import WordLines, attention_page, attention_picture, word_lines_picture

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from keras_transformer.decoding.pipelines import Attention, Tokens
-from keras_transformer.options import Config
 from keras_transformer.plots.pictures import families_for
+from keras_transformer.spec.options import Config
 
 INCHES_OF_LINE = 0.26  # the height of a word's line
 SHOWN = 0.01  # the smallest score with a line

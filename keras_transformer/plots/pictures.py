@@ -14,8 +14,8 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 
 from keras_transformer import ops
-from keras_transformer.errors import warn
-from keras_transformer.options import Config
+from keras_transformer.core.errors import warn
+from keras_transformer.spec.options import Config
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 CURVES_IN_A_ROW = 3

@@ -1,0 +1,1 @@
+"""From text to batches, and back: corpora, vocabularies, sentences, batches, and the scores of translations."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.feeding import NO_IDS, Batch, Place, Plan
 from keras_transformer.text.subword_sampling import SampledEpochs
 from keras_transformer.text.tokenized import TokenizedCorpus

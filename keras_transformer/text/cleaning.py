@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fontTools import unicodedata as scripts
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.corpora import Corpus, Pair, untagged
 from keras_transformer.text.lines import is_blank
 

@@ -18,14 +18,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
-from keras_transformer.making import MULTI30K_RECIPE
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.presets import MULTI30K_RECIPE
 from keras_transformer.text.held_out import drawn_identity, whole_groups
-from keras_transformer.text.lines import is_blank, refuse_pipe, sha256_of
-from keras_transformer.text.lines import read_lines as read_lines
-from keras_transformer.text.named_corpora import Wmt14, multi30k_sha256, number_pairs
-from keras_transformer.text.named_corpora import multi30k_file as multi30k_file
+from keras_transformer.text.lines import is_blank, read_lines, refuse_pipe, sha256_of
+from keras_transformer.text.named_corpora import Wmt14, multi30k_file, multi30k_sha256, number_pairs
 from keras_transformer.text.pronouns import pronoun_examples
 
 Pair = tuple[str, str]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import keras
 import numpy as np
 
-from keras_transformer.errors import RequestError, command_line
-from keras_transformer.lazy import on_tensorflow, tf
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError, command_line
+from keras_transformer.core.lazy import on_tensorflow, tf
+from keras_transformer.spec.options import Config
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import Place, as_tf_dataset, generator

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.lazy import tf
+from keras_transformer.core.lazy import tf
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import abridged, warn
+from keras_transformer.core.errors import abridged, warn
 from keras_transformer.text.lines import sha256_of
 
 One = TypeVar("One", bound=Hashable)

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError, silent
-from keras_transformer.schema import list_of, object_of, parse_json, whole
+from keras_transformer.core.errors import RequestError, silent
+from keras_transformer.core.schema import list_of, object_of, parse_json, whole
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
 from keras_transformer.text.tokenizer import (
     CONTROL_PIECES,

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 MAX_LINE_BYTES = 2**27
 FEWEST_NUL = 32  # in UTF-16 more than one byte in this many is NUL, even of text whose white space alone has some

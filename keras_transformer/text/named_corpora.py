@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.files import user_cache, write_whole
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.files import user_cache, write_whole
 from keras_transformer.text.lines import opened
 
 MAX_TEXT_BYTES = 64 * 2**20

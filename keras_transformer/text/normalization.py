@@ -18,7 +18,7 @@ from typing import Any
 
 import sentencepiece
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 NORMALIZATIONS = ("lossless", "identity", "nfc", "nfkc", "nmt_nfkc")
 DEFAULT_NORMALIZATION = NORMALIZATIONS[0]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import NamedTuple
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 
 LANGUAGES = ("de", "fr")  # into which English is translated
 THINGS = ("way", "place", "food")  # kinds of what an animal does not cross, explore or eat

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2
 
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.folders import scratch_folder, unlock
-from keras_transformer.machine import num_cores
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.folders import scratch_folder, unlock
+from keras_transformer.core.machine import num_cores
 from keras_transformer.text.tokenized import (
     SideWriter,
     TokenizedCorpus,

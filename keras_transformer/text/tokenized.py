@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
-from keras_transformer.folders import whole_folder
-from keras_transformer.options import Config
-from keras_transformer.schema import list_of, object_of, one_of, read_json, whole
-from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.folders import whole_folder
+from keras_transformer.core.schema import list_of, object_of, one_of, read_json, whole
+from keras_transformer.spec.options import Config
+from keras_transformer.text.lines import plain
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
 Item = TypeVar("Item")
 FirstIds = tuple[Sequence[int], Sequence[int]]  # with which each source and each target begins

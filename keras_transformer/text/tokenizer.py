@@ -13,11 +13,10 @@ from typing import Any, Self
 
 import sentencepiece
 
-from keras_transformer.errors import RequestError
-from keras_transformer.files import write_whole
-from keras_transformer.options import Config
-from keras_transformer.text.lines import one_line, string_of, strings_of, valid_unicode, without_rare_characters
-from keras_transformer.text.lines import plain as plain
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import write_whole
+from keras_transformer.spec.options import Config
+from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode, without_rare_characters
 from keras_transformer.text.normalization import DEFAULT_NORMALIZATION, NORMALIZATIONS, normalizer_of
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.lines import UNREADABLE, opened, refuse_pipe, unreadable
 
 MAX_ROW_BYTES = 2**20  # the longest line of text, and the longest word in a binary file

@@ -1,0 +1,1 @@
+"""Trains a run: settings, data, the rounds of `fit`, checkpoints, and the model that the run ends with."""

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.bleu import bleu as count_bleu
-from keras_transformer.errors import JobError, Stopped, say
-from keras_transformer.options import Config
+from keras_transformer.core.errors import JobError, Stopped, say
+from keras_transformer.spec.options import Config
+from keras_transformer.text.bleu import bleu as count_bleu
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.devices import num_workers

@@ -17,12 +17,12 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_transformer.errors import JobError, RequestError, warn
-from keras_transformer.files import write_whole
-from keras_transformer.making import make_model
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
-from keras_transformer.schema import Mismatch, Schema, object_of, parse_json, whole
+from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.files import write_whole
+from keras_transformer.core.schema import Mismatch, Schema, object_of, parse_json, whole
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.runs.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
+from keras_transformer.spec.options import Config
 from keras_transformer.training.devices import num_workers
 
 if TYPE_CHECKING:

@@ -12,13 +12,12 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
-from keras_transformer.files import check_there
-from keras_transformer.making import PRESETS
-from keras_transformer.options import Config, Option
-from keras_transformer.options import flag_of as flag_of
-from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import check_there
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config, Option, flag_of
+from keras_transformer.spec.presets import PRESETS
 
 MEND = "choose another folder with --out"
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
@@ -98,7 +97,7 @@ def _argument(option: Option) -> Any:
     if not option.slot:
         kind = option.parsed if option.is_list else option.kind
         return flag(MODEL, option.default, option.help, type=kind, metavar="N" if option.kind is int else "X")
-    help = f"{option.help}: {', '.join(family.ALL_SLOTS[option.slot])}"
+    help = f"{option.help}: {', '.join(model_spec.ALL_SLOTS[option.slot])}"
     return flag(MODEL, option.default, help, slot=option.slot, metavar="NAME")
 
 
@@ -255,7 +254,7 @@ def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsCl
         inherited = {one.name: one for base in settings.__mro__[:0:-1] for one in _fields_of(base)}
         own = {name: value for name, value in vars(settings).items() if isinstance(value, Field)}
         known = {**inherited, **own}
-        for name, option in family.KINDS[kind].arguments.items():
+        for name, option in model_spec.KINDS[kind].arguments.items():
             if name not in known and name not in TOLD_BY_DATA:
                 known[name] = own[name] = _argument(option)
         for name, default in {"task": task, **defaults}.items():

@@ -19,12 +19,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from keras_transformer.errors import JobError, RequestError, say
-from keras_transformer.files import user_cache
-from keras_transformer.lazy import LazyModule, on_tensorflow, tf
-from keras_transformer.machine import gpus_of_the_driver
-from keras_transformer.options import Config
-from keras_transformer.schema import having, list_of, object_of, parse_json, whole
+from keras_transformer.core.errors import JobError, RequestError, say
+from keras_transformer.core.files import user_cache
+from keras_transformer.core.lazy import LazyModule, on_tensorflow, tf
+from keras_transformer.core.machine import gpus_of_the_driver
+from keras_transformer.core.schema import having, list_of, object_of, parse_json, whole
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.training import jax_devices

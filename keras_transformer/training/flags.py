@@ -13,16 +13,16 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from keras_transformer.errors import RequestError, command_line
-from keras_transformer.making import PRESETS
-from keras_transformer.options import Config
-from keras_transformer.own_parts import FLAG, HELP
-from keras_transformer.run_config import MAX_CONFIG_BYTES
-from keras_transformer.schema import having, read_json
-from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
-from keras_transformer.training.common_settings import GROUPS, flag_of
+from keras_transformer.core.errors import RequestError, command_line
+from keras_transformer.core.schema import having, read_json
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.version import __version__
+from keras_transformer.runs.run_config import MAX_CONFIG_BYTES
+from keras_transformer.spec.custom_parts import FLAG, HELP
+from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.spec.presets import PRESETS
+from keras_transformer.training.common_settings import GROUPS
 from keras_transformer.training.resolution import foreign, owners_of, settings_of
-from keras_transformer.version import __version__
 
 OF_TASK = having(settings=dict, model=having(kind=str))  # what tells a run's task
 # What other toolkits call some flags.

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_transformer.errors import RequestError, say
+from keras_transformer.core.errors import RequestError, say
 from keras_transformer.text.feeding import Place, Plan, padded
 
 

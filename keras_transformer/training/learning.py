@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer import folders
-from keras_transformer.errors import JobError, RequestError, say, warn
-from keras_transformer.lazy import on_tensorflow
-from keras_transformer.making import make_model
+from keras_transformer.core import folders
+from keras_transformer.core.errors import JobError, RequestError, say, warn
+from keras_transformer.core.lazy import on_tensorflow
+from keras_transformer.models.model_factory import make_model
 from keras_transformer.optimizers import Adam
-from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch
 from keras_transformer.text.tokenizer import Tokenizer

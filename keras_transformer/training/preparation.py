@@ -12,18 +12,18 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.files import write_text
-from keras_transformer.making import count_parameters
-from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.core.files import write_text
+from keras_transformer.runs.run_folder import RunFolder, write_config
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair, directions, mixed
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
+from keras_transformer.text.lines import plain
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import FirstIds, TokenizedCorpus
-from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
+from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge
 from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
 
@@ -343,6 +343,8 @@ def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokeni
 
 def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
     """Puts the vocabulary into the run, and the sizes and the number of parameters that follows into config.json."""
+    from keras_transformer.models.model_factory import count_parameters
+
     run.vocabulary = tokenizers.source
     model = run.config["model"]
     model["vocabulary_size"] = tokenizers.target.vocabulary_size

@@ -17,10 +17,10 @@ import numpy as np
 from tensorboard.summary import Writer
 from tqdm import tqdm
 
-from keras_transformer.errors import say
-from keras_transformer.files import read_bounded, write_text, write_whole
+from keras_transformer.core.errors import say
+from keras_transformer.core.files import read_bounded, write_text, write_whole
 from keras_transformer.plots.pictures import learning_curves
-from keras_transformer.run_folder import RunFolder, read_metrics
+from keras_transformer.runs.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
 
 LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal

@@ -8,30 +8,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
-from keras_transformer.files import check_writable
-from keras_transformer.folders import contents, leftovers, locked, remove_parts
-from keras_transformer.lazy import LazyModule, on_tensorflow
-from keras_transformer.making import AUTO, auto_row
-from keras_transformer.options import Config
-from keras_transformer.run_config import is_finished, versions, writer
-from keras_transformer.run_folder import RunFolder, check_model, read_config, restore_replaced
-from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.core.files import check_writable
+from keras_transformer.core.folders import contents, leftovers, locked, remove_parts
+from keras_transformer.core.lazy import LazyModule, on_tensorflow
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.runs.run_config import is_finished, versions, writer
+from keras_transformer.runs.run_folder import RunFolder, check_model, read_config, restore_replaced
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.spec.presets import AUTO, auto_row
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import (
-    DATA,
-    MEND,
-    TOLD_BY_DATA,
-    Settings,
-    TextSettings,
-    flag_of,
-    own_data,
-)
+from keras_transformer.training.common_settings import DATA, MEND, TOLD_BY_DATA, Settings, TextSettings, own_data
 from keras_transformer.training.resolution import (
     as_given,
     fine_tuned,
@@ -310,7 +302,7 @@ def _model_config(settings: Settings, parent: Config | None) -> Config:
     if parent is not None:
         inherited = TOLD_BY_DATA - {"num_labels"}
         config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
-    return {"kind": settings.kind, **family.complete(config, settings.kind)}
+    return {"kind": settings.kind, **model_spec.complete(config, settings.kind)}
 
 
 def _corpus_config(corpus: Corpus[Any]) -> Config:

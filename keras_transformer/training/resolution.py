@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import Field, fields, replace
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
-from keras_transformer.options import Config
-from keras_transformer.tasks import DEFAULT_TASK, TASKS, task_of
-from keras_transformer.training.common_settings import Settings, flag_of, own_data
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.spec import model_spec, options
+from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.spec.presets import AUTO, AUTO_ROWS, PRESETS, auto_row
+from keras_transformer.training.common_settings import Settings, own_data
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
@@ -96,11 +96,11 @@ def _fitting(settings: Any, given: Config) -> Any:
     return fitting
 
 
-def _fault(settings: Settings) -> family.Fault | None:
+def _fault(settings: Settings) -> options.Fault | None:
     """Why the arguments of the model do not fit, or None."""
     try:
-        family.complete(model_arguments(settings), settings.kind)
-    except family.Fault as fault:
+        model_spec.complete(model_arguments(settings), settings.kind)
+    except options.Fault as fault:
         return fault
     return None
 
@@ -348,7 +348,7 @@ def foreign(flag: str, owners: list[str], task: str) -> str:
 
 def model_settings(settings: type[Any]) -> list[str]:
     """The settings of a task that are arguments of its model."""
-    return [one.name for one in fields(settings) if one.name in family.KINDS[settings.kind].arguments]
+    return [one.name for one in fields(settings) if one.name in model_spec.KINDS[settings.kind].arguments]
 
 
 def model_arguments(settings: Settings) -> Config:
@@ -368,13 +368,13 @@ def _slot_of(settings: type[Any], name: str) -> str:
 def _parsed(settings: type[object], name: str, value: object) -> Any:
     """The value of a setting; for a part its configuration."""
     slot = _slot_of(settings, name)
-    return family.parse(value, slot, name) if slot and isinstance(value, str) else value
+    return model_spec.parse(value, slot, name) if slot and isinstance(value, str) else value
 
 
 def spelled(settings: type[object], name: str, value: Any) -> Any:
     """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
     slot = _slot_of(settings, name)
-    return family.spelled(value, slot) if slot and value is not None else value
+    return model_spec.spelled(value, slot) if slot and value is not None else value
 
 
 @contextmanager
@@ -382,7 +382,7 @@ def told_as_flags() -> Iterator[None]:
     """Tells an error of the family in the words of a command line."""
     try:
         yield
-    except family.Fault as error:
+    except options.Fault as error:
         raise RequestError(error.in_flags()) from error
 
 

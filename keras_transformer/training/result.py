@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from keras_transformer.errors import JobError, say
-from keras_transformer.lazy import on_tensorflow
-from keras_transformer.making import make_model
+from keras_transformer.core.errors import JobError, say
+from keras_transformer.core.lazy import on_tensorflow
 from keras_transformer.models.base import FamilyModel
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.spec.options import Config
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model

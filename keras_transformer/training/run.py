@@ -9,12 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer import folders
-from keras_transformer.errors import RequestError, Stopped
-from keras_transformer.options import Config
-from keras_transformer.run_folder import restore_replaced, resume_command, write_config
+from keras_transformer.core import folders
+from keras_transformer.core.errors import RequestError, Stopped
+from keras_transformer.runs.run_folder import restore_replaced, resume_command, write_config
+from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import MEND, flag_of
+from keras_transformer.training.common_settings import MEND
 from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import check_folder, open_run
 from keras_transformer.training.task import Run

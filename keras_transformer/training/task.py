@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.common_settings import Settings

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_transformer.errors import command_line, say, warn
-from keras_transformer.making import AUTO, AUTO_ROWS, count_parameters
-from keras_transformer.options import Config
-from keras_transformer.own_parts import import_flags
+from keras_transformer.core.errors import command_line, say, warn
+from keras_transformer.models.model_factory import count_parameters
 from keras_transformer.plots.pictures import learning_curves
-from keras_transformer.run_folder import checkpoint_steps, write_config
+from keras_transformer.runs.run_folder import checkpoint_steps, write_config
+from keras_transformer.spec.custom_parts import import_flags
+from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.spec.presets import AUTO, AUTO_ROWS
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training import resolution
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.common_settings import Settings, flag_of
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.records import clock
 from keras_transformer.training.task import Prepared, Run
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import contest
 from keras_transformer.__main__ import main
-from keras_transformer.errors import exit_status
+from keras_transformer.core.errors import exit_status
 from keras_transformer.training import devices
 
 RUN = subprocess.run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import decode, multi30k, weights
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from tests import tiny_text
 from tests.models.variants import make_model
 from tests.training.runs import ROOT, run_module

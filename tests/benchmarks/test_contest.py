@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import contest
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from tests.benchmarks.contestants import start_broken, start_sleeper
 
 

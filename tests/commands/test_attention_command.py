@@ -13,9 +13,9 @@ import keras_transformer
 from keras_transformer import plots
 from keras_transformer.__main__ import main
 from keras_transformer.commands import runs as command
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.plots import attention_picture, word_lines_picture
-from keras_transformer.tasks import TASKS
 
 TEXT = "a dog and a cat"
 
@@ -106,5 +106,7 @@ def test_every_kind_of_run_is_asked_as_it_takes_its_input(monkeypatch):
         command.attentions_of("run", "a\tb", None)
         loaded.attention.assert_called_once_with(*((expected, None) if task == "language-model" else (expected,)))
         if task != "language-model":
-            with pytest.raises(keras_transformer.errors.RequestError, match="--target is for models that write texts"):
+            with pytest.raises(
+                keras_transformer.core.errors.RequestError, match="--target is for models that write texts"
+            ):
                 command.attentions_of("run", "a\tb", "b")

@@ -14,7 +14,7 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import distill as command
 from keras_transformer.tasks.translation.commands import distilled_text
 from keras_transformer.tasks.translation.ensembles import load_ensemble

@@ -23,10 +23,11 @@ from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.decoding import onnx_decoder, onnx_sessions
 from keras_transformer.decoding.onnx_sessions import StagedSearch
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.export_folder import STAGES
-from keras_transformer.run_folder import RunFolder, load_model, save_model
+from keras_transformer.runs.export_folder import STAGES
+from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.text import lines
 from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -158,7 +159,7 @@ def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, tran
 def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, tmp_path, monkeypatch):
     changed = tmp_path / "package/part/module.py"
     changed.parent.mkdir(parents=True)
-    of_source = [changed.write_text(text) and graph_cache.sha256_of_source(tmp_path / "package") for text in "abb"]
+    of_source = [changed.write_text(text) and lines.sha256_of_source(tmp_path / "package") for text in "abb"]
     assert of_source[0] != of_source[1] == of_source[2]
     assert [*graph_cache.installed("keras")] and not [*graph_cache.installed("absent")]
 

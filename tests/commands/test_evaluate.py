@@ -16,13 +16,13 @@ from export.artefacts import Decoding, TrainedRun, open_run
 from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import main
-from keras_transformer.bleu import paired_quality
 from keras_transformer.commands import ParallelLines, graph_cache
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.bleu import paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack

@@ -9,8 +9,8 @@ import itertools
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.loop import sample
-from keras_transformer.decoding.search import beam_search
+from keras_transformer.search.beam_search import beam_search
+from keras_transformer.search.loop import sample
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 STATES = 997

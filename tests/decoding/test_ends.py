@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
-from keras_transformer.lengths import penalty
-from keras_transformer.logits import NONE, as_one, labels_as_one
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import LanguageModel
 from keras_transformer.ops import NUMPY, on
-from keras_transformer.run_config import FORMAT
-from keras_transformer.run_folder import read_config
+from keras_transformer.runs.run_config import FORMAT
+from keras_transformer.runs.run_folder import read_config
+from keras_transformer.search.logits import NONE, as_one, labels_as_one
+from keras_transformer.spec.lengths import penalty
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.graphs import search_eagerly

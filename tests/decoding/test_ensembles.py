@@ -14,15 +14,16 @@ from export.onnx import write_graph
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import Graphs
 from keras_transformer.models import make_model, model_config
-from keras_transformer.run_folder import RunFolder, save_model
+from keras_transformer.runs.export_folder import Graphs
+from keras_transformer.runs.run_folder import RunFolder, save_model
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.tasks.translation.commands.engines import graphs_of
-from keras_transformer.tasks.translation.pipeline import SearchOptions, Translator
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 from tests.tiny_text import lines

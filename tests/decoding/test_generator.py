@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import LanguageModel
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.commands import options_of
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, SEPARATOR, START, Tokenizer

@@ -8,9 +8,9 @@ from gensim.models import KeyedVectors
 
 from keras_transformer import Transformer, load_piece_vectors
 from keras_transformer.__main__ import main as command
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.pipelines import PieceVectors
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import read_config
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.saving import write_translator
 
 

@@ -15,15 +15,15 @@ import pytest
 import keras_transformer
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.decoder import divided
 from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Arrays
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import ExportFolder, Graphs
-from keras_transformer.machine import num_cores
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.runs.export_folder import ExportFolder, Graphs
+from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator, translator_of
+from keras_transformer.text.sentences import Arrays
 from tests.export.conftest import ODD
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ import keras_transformer
 from export.artefacts import Decoding, open_run
 from keras_transformer.decoding.decoder import Decoder, Found
 from keras_transformer.decoding.pipelines import Hypothesis
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import is_copied, padded
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.sentences import is_copied, padded
 from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText, may_have_ordinals
 from keras_transformer.text.tokenizer import END, Tokenizer
 

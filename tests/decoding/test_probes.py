@@ -18,11 +18,7 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import make_parser
-from keras_transformer.commands import graph_cache
-from keras_transformer.decoding import onnx_decoder
-from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.onnx_sessions import CPU, CUDA, open_session, runtime_of
-from keras_transformer.decoding.probes import (
+from keras_transformer.checking.probes import (
     Answer,
     ComputedProbe,
     Differs,
@@ -32,9 +28,13 @@ from keras_transformer.decoding.probes import (
     check,
     chosen_probes,
 )
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import ExportFolder
+from keras_transformer.commands import graph_cache
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.decoding import onnx_decoder
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_sessions import CPU, CUDA, open_session, runtime_of
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.text.tokenizer import END
 from tests.fuzz import put, strange

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding.processes import apart
-from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text.corpora import corpus_from_files
 
 ROOT = Path(__file__).resolve().parents[2]

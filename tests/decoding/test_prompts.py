@@ -12,10 +12,10 @@ import pytest
 from export.artefacts import TrainedRun
 from export.onnx import step_model
 from keras_transformer import ops
-from keras_transformer.decoding import onnx_models
+from keras_transformer.decoding import onnx_models, onnx_sessions
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
-from keras_transformer.decoding.loop import Prompted
 from keras_transformer.decoding.onnx_models import SteppedLanguageModel
+from keras_transformer.decoding.prompts import Prompted
 from keras_transformer.layers.attention import MultiHeadAttention, SelfAttention
 from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
@@ -99,7 +99,7 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
     """A long prompt takes several runs."""
     model = model_of(name)
     graph = stepped(model, tmp_path)
-    monkeypatch.setattr(onnx_models, "run", runs := Mock(side_effect=onnx_models.run))
+    monkeypatch.setattr(onnx_models, "run", runs := Mock(side_effect=onnx_sessions.run))
     for case, (lengths, computation, at_once) in CASES.items():
         monkeypatch.setattr(onnx_models, "READ_AT_ONCE", at_once)
         runs.reset_mock()

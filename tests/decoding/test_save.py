@@ -11,13 +11,14 @@ import pytest
 
 import keras_transformer
 import train
-from keras_transformer import folders, run_folder
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
-from keras_transformer.models import model_config
+from keras_transformer.core import folders
+from keras_transformer.core.errors import RequestError
+from keras_transformer.models import model_config, model_factory
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.runs import run_folder
+from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.learning import compiled_model
@@ -149,7 +150,7 @@ def test_a_run_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the
     """Whichever step was its last; imports write in the same way. And one that appears meanwhile is refused."""
     run, old = RunFolder(tmp_path / "runs" / "run"), names_in(built_run)
     monkeypatch.setattr(run_folder, "save_model", lambda run, _: run.model.touch())
-    monkeypatch.setattr(run_folder, "count_parameters", lambda _: 0)
+    monkeypatch.setattr(model_factory, "count_parameters", lambda _: 0)
 
     def save() -> None:
         sections: Config = {"corpus": {}}

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.bleu import quality
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding.decoder import Found
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.sentences import PIECES_PER_SENTENCE, batches_by_length
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Hypothesis, SearchOptions, Translator, load
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Translator, load
+from keras_transformer.text.bleu import quality
 from keras_transformer.text.lines import is_blank
+from keras_transformer.text.sentences import PIECES_PER_SENTENCE, batches_by_length
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.sacrebleu_command import REFERENCES, TRANSLATIONS
 

@@ -1,6 +1,6 @@
 """Characters that a vocabulary cannot read are counted and told of."""
 
-from keras_transformer.decoding.sentences import Unread
+from keras_transformer.text.sentences import Unread
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
-from keras_transformer.tasks.translation.pipeline import SearchOptions
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.importing.theirs import tokenizer_of_ids

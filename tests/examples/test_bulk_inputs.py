@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulk_inputs import FIRST_LINES, Row, find_inputs, read_rows, scan, scan_all
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 
 LINES = ["one", "", "  two ", "dreißig", "four\tand\r", "\u2028five", "six\x0bseven", "eight"]
 

@@ -13,7 +13,7 @@ import pytest
 from bulk_inputs import scan
 from bulk_shards import MOST_DEATHS, REQUEST, Job, alone
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from tests.examples.conftest import contents
 
 LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import keras_transformer
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from own_ray import start_ray
 from tests.examples.conftest import ROOT, contents, wait
 

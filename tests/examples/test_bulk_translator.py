@@ -13,7 +13,7 @@ import pytest
 
 import keras_transformer
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from tests.examples.conftest import ROOT
 
 LINES = ["two dogs", "", "seven hundred and two", "one dog runs to the sea", "the quick brown dog " * 30]

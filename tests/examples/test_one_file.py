@@ -7,10 +7,10 @@ import pytest
 import one_file
 from benchmarks.weights import STACKS, arrays_of
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import Arrays
-from keras_transformer.making import PRESETS, SIZES
 from keras_transformer.models import Transformer
+from keras_transformer.spec.presets import PRESETS, SIZES
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.text.sentences import Arrays
 
 VOCABULARY_SIZE = 60
 

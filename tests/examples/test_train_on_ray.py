@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import train_on_ray
-from keras_transformer import own_parts
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.spec import custom_parts
 from keras_transformer.training import run
 from keras_transformer.training.devices import WorkerLost
 from tests.examples.conftest import ROOT, wait
@@ -109,12 +109,12 @@ def test_workers_begin_again_as_asked_until_the_run_has_begun_and_no_retry_is_le
 def test_modules_are_imported_here_and_by_each_worker(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(own_parts.VARIABLE, "")
+    monkeypatch.setenv(custom_parts.VARIABLE, "")
     Path("imported_by_ray.py").write_text("IS_THERE = True\n")
     begun = []
     monkeypatch.setattr(train_on_ray, "train", lambda launch, given: begun.append((launch.workers, given["steps"])))
     assert train_on_ray.main(["--workers", "3", "--import", "imported_by_ray", "--steps", "7"]) == 0
-    assert begun == [(3, 7)] and os.environ[own_parts.VARIABLE] == "imported_by_ray"
+    assert begun == [(3, 7)] and os.environ[custom_parts.VARIABLE] == "imported_by_ray"
     assert train_on_ray.main(["--import", "no_module_of_this_name"]) == 2
     del sys.modules["imported_by_ray"]
     context = SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_rank=lambda: 1))

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from export.artefacts import TrainedRun
-from keras_transformer.making import make_model
-from keras_transformer.options import Config
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.spec.options import Config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator

@@ -16,7 +16,7 @@ from export.artefacts import Decoding, TrainedRun
 from export.certificate import Artefact, Entry, artefacts_in, certify, comparison, execution, validation_text, verify
 from export.certificate.comparison import KeptCertificate
 from export.onnx.export import write_graph
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from tests.export.conftest import DECODING, ROOT

@@ -14,9 +14,9 @@ from export.artefacts import Artefact, Decoding, TrainedRun, Unwritable
 from export.certificate import contents_of
 from export.certificate.ctranslate2_runner import Search
 from export.ctranslate2 import export_ctranslate2, require_held
-from keras_transformer import family
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import LanguageModel, Transformer
+from keras_transformer.spec import model_spec
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
@@ -51,10 +51,10 @@ HELD: dict[str, dict[str, Any]] = {
 def make_run(parts: dict[str, Any], source, target) -> TrainedRun:
     """A run of a small model with random weights; its parts are spelled as on a command line."""
     keras.utils.set_random_seed(3)
-    slots = {name: option.slot for name, option in family.ARGUMENTS.items()}
+    slots = {name: option.slot for name, option in model_spec.ARGUMENTS.items()}
     config: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "hidden_dim": 16, "intermediate_dim": 32}
     for name, value in parts.items():
-        config[name] = family.parse(value, slots[name], name) if isinstance(value, str) else value
+        config[name] = model_spec.parse(value, slots[name], name) if isinstance(value, str) else value
     model = Transformer(target.vocabulary_size, max_source_length=40, **config)
     randomize(model)
     return TrainedRun(Translator(model, source, target))

@@ -20,10 +20,10 @@ from export import certificate, tflite
 from export.__main__ import main
 from export.artefacts import open_run
 from export.exporting import planned
-from keras_transformer import folders
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import ExportFolder
-from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.core import folders
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
 from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
 from tests.killed import killed_after

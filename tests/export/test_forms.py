@@ -10,15 +10,15 @@ import pytest
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import ids_model, step_model
 from export.onnx.graph import all_nodes
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export.sessions import of
 from tests.tiny_text import lines

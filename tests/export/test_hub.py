@@ -13,11 +13,11 @@ from export.artefacts import Decoding, TrainedRun
 from export.hub import export_huggingface, probes
 from export.hub_forms import emitted
 from export.hub_text import tokenizer_json
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import import_huggingface, read_huggingface
 from keras_transformer.importing.weights import variable_at
-from keras_transformer.making import model_config
+from keras_transformer.models.model_factory import model_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, START, Tokenizer
 from tests.export.hub_models import GENERATES, MODELS, T5, TRANSLATES, json_of, make_run
 from tests.golden.stored import unpack

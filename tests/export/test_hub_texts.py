@@ -14,9 +14,9 @@ from export.artefacts import TrainedRun, open_run
 from export.hub import export_huggingface
 from export.hub_forms import emitted
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
-from keras_transformer.making import model_config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.models.model_factory import model_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import END, START
 from tests.export.hub_models import json_of

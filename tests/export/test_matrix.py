@@ -20,13 +20,13 @@ from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts
 from export.hub_forms import FORMAT
-from keras_transformer import family
-from keras_transformer.decoding.sentences import Texts
-from keras_transformer.decoding.signatures import Searching, Signature
-from keras_transformer.errors import RequestError
+from keras_transformer.checking.signatures import Searching, Signature
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import import_huggingface
 from keras_transformer.models import Transformer
+from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.sessions import keep_threads, sums_overflow
 from tests.layer_check import randomize
@@ -58,7 +58,7 @@ CERTIFIED = [artefact for artefact in ARTEFACTS if artefact[0] != FORMAT]
 # Each part alone, as on a command line; tests/golden has some together. The first part of a slot is the default.
 VARIANTS = ["positions=sinusoidal"] + [
     f"{slot}={text}"
-    for slot, parts in family.SLOTS.items()
+    for slot, parts in part_registry.SLOTS.items()
     for text in [*(SMALL.get(name, name) for name in [*parts][1:]), *OPTIONS.get(slot, [])]
 ]
 
@@ -90,7 +90,7 @@ SENTENCES = [*lines(5, 20), ""]
 def make_model(variant: str, vocabulary_size: int) -> Transformer:
     """A small model with random weights."""
     slot, _, text = variant.partition("=")
-    part: Any = family.parse(text, slot, slot)
+    part: Any = model_spec.parse(text, slot, slot)
     keras.utils.set_random_seed(3)
     num_layers = LAYERS.get(part["name"], 1)
     model = Transformer(vocabulary_size, num_layers, 2, 16, 32, max_source_length=40, **{slot: part})

@@ -9,9 +9,9 @@ from export.onnx.export import graphs_of, translate_model
 from export.onnx.graph import all_nodes, write_model
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export import test_forms as forms
 from tests.export.on_cuda import PICKING, WRITING, as_on_cuda

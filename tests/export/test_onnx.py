@@ -14,7 +14,7 @@ from export.certificate.contents import onnx_contents
 from export.onnx import INT8_OPERATORS, TEXT_OPERATORS, encoder_model, export_onnx, step_model, translate_model
 from export.onnx.export import SOURCE
 from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, check, write_model
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models.transformer import Ensemble
 from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN

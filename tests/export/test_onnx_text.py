@@ -11,9 +11,9 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.onnx.text_graph import detokenized, utf_8
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.models import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
 from tests.text_operators import answers

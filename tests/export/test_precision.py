@@ -9,8 +9,9 @@ import pytest
 from export.onnx import recorded as precisions
 from export.onnx.recorded import PRECISION, quantize
 from export.onnx.recorder import Recorder
-from keras_transformer import family, ops
+from keras_transformer import ops
 from keras_transformer.layers.layer import make_part
+from keras_transformer.spec import part_registry
 from tests.export.sessions import computed, sums_overflow
 from tests.layer_check import array, random, randomize
 from tests.layers.test_score import EVERY_SCORE, KEY, QUERY, score_of
@@ -37,7 +38,7 @@ def states(precision: str, layer: Any, *inputs: np.ndarray) -> np.ndarray:
 
 
 @PRECISIONS
-@pytest.mark.parametrize("name", family.SLOTS["norm"])
+@pytest.mark.parametrize("name", part_registry.SLOTS["norm"])
 def test_a_norm(name, precision):
     """In float16 the squares of the large rows would be infinite."""
     layer = part("norm", name, epsilon=0.5)
@@ -47,7 +48,7 @@ def test_a_norm(name, precision):
 
 
 @PRECISIONS
-@pytest.mark.parametrize("name", family.SLOTS["activation"])
+@pytest.mark.parametrize("name", part_registry.SLOTS["activation"])
 def test_an_activation_and_the_networks_around_it(name, precision):
     """In float16, x³ of the large numbers would be infinite. The networks stand alone, and added to what skips them."""
     layer = part("activation", name)

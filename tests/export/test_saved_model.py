@@ -6,7 +6,7 @@ import tensorflow_text  # noqa: F401  registers the operators of the tokenizers
 
 from export.artefacts import Decoding
 from export.saved_model import export_saved_model
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from tests.export.conftest import ODD, SEARCH
 
 

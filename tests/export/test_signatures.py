@@ -7,7 +7,7 @@ from export.artefacts import Decoding, TrainedRun, model_of_precision, require_o
 from export.onnx import export_onnx
 from export.saved_model import export_saved_model
 from export.tflite import export_tflite
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.transformer import Transformer

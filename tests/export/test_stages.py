@@ -12,12 +12,12 @@ from onnx import shape_inference
 from export.artefacts import Decoding
 from export.onnx import stage_models, translate_model
 from export.onnx.graph import write_model
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import onnx_sessions
 from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, StagedSearch
-from keras_transformer.decoding.sentences import in_few_shapes, padded
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import STAGES, Graphs
+from keras_transformer.runs.export_folder import STAGES, Graphs
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
+from keras_transformer.text.sentences import in_few_shapes, padded
 from keras_transformer.text.tokenizer import END, START
 from tests.export.on_cuda import as_on_cuda
 from tests.export.sessions import of, run_of

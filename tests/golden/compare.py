@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.export_folder import NEAR_TIE
+from keras_transformer.runs.export_folder import NEAR_TIE
 
 SHOWN = 1000  # characters of a value
 TOLERANCE = 1e-4

@@ -20,13 +20,13 @@ from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run
 from export.certificate import artefacts_in, contents_of
 from export.certificate.onnx_runner import nothing_yet
 from export.exporting import write_artefacts
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.models import model_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.sentences import padded
 from tests.golden.cases import IN_SAVED_MODEL, VARIANTS, task_of
 from tests.golden.onnx_file import described, outputs_of, run_text, session_of
 from tests.golden.stored import Entries, trained

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from keras_transformer import load
-from keras_transformer.making import make_model
-from keras_transformer.run_config import FORMAT
-from keras_transformer.run_folder import RunFolder, read_config, save_model
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.runs.run_config import FORMAT
+from keras_transformer.runs.run_folder import RunFolder, read_config, save_model
 from tests.golden.cases import CASES, TASKS, write_files
 from tests.golden.compare import faults
 from tests.golden.record import fresh_entries, parts_of, recorded

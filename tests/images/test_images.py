@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels, shifted
 from keras_transformer.tasks.images.corpus import (
     FORMATS,

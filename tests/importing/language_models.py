@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from keras_transformer.decoding.sentences import padded
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START
 from tests.importing.theirs import SIDES
 from tests.tiny_text import lines

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export.artefacts import signature_of
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.text.tokenizer import END
 from tests.importing.theirs import KINDS, change, safetensors, split, tensors_of, write

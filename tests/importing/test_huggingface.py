@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import padded
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.importing.weights import Imported
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START
 from tests.importing.language_models import FOLDERS as OF_MANY_LANGUAGES
 from tests.importing.text_models import FOLDERS

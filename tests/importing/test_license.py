@@ -7,10 +7,10 @@ import pytest
 import keras_transformer
 from export.artefacts import open_run
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import ModelFolder, license_of
-from keras_transformer.run_folder import read_config
-from keras_transformer.training.run import open_run as open_training
+from keras_transformer.runs.run_folder import read_config
+from keras_transformer.training.request import open_run as open_training
 from tests.importing.theirs import change, write
 from tests.tiny_corpus import write_corpus
 

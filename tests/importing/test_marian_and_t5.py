@@ -12,13 +12,13 @@ from sentencepiece import sentencepiece_model_pb2
 
 import keras_transformer
 from keras_transformer.__main__ import main, make_parser
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.pieces import is_tag
 from keras_transformer.importing.weights import variable_at
-from keras_transformer.making import make_model
-from keras_transformer.run_folder import RunFolder, read_config, save_model, twin_of
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.runs.run_folder import RunFolder, read_config, save_model, twin_of
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.tokenizer import END, UNKNOWN

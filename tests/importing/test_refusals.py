@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT, ModelFolder
 from keras_transformer.importing.huggingface import ADAPTER, HARMLESS, SMALL_FILES, WEIGHTS, read_huggingface
 from tests.importing.theirs import KINDS, change, safetensors, tensors_of, unpack, write

@@ -13,10 +13,10 @@ import pytest
 
 import keras_transformer
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.runs.run_folder import RunFolder, load_model
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text import huggingface_tokenizer
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, rendered
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN

@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 import keras_transformer
-from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions
 from tests.layer_check import array
 
 pytestmark = pytest.mark.parity

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import ODD_LINES, write
 from tests.tiny_text import lines

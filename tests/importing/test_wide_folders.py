@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import END, START
 from tests.importing.text_models import ENCODERS, FOLDERS, byte_bpe, byte_bpe_with_ends, piece_bpe, word_piece
 from tests.layer_check import array

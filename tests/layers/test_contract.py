@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer import family, layers
+from keras_transformer import layers
 from keras_transformer.layers.layer import make_part
 from keras_transformer.models.classifiers import HeadLayer
+from keras_transformer.spec import model_spec, part_registry
 from tests.layer_check import check_config, check_layer, check_refusals, random
 
 WIDTH, QUERIES, KEYS, BATCH = 10, 7, 6, 2
@@ -88,21 +89,21 @@ def test_a_configuration_makes_the_layer_again_and_wrong_sizes_are_refused(layer
 
 def test_every_layer_is_checked():
     public = [getattr(layers, name) for name in layers.__all__]
-    parts = [part.load() for slot in family.ALL_SLOTS.values() for part in slot.values()]
+    parts = [part.load() for slot in model_spec.ALL_SLOTS.values() for part in slot.values()]
     every = {one for one in (*public, *parts) if isinstance(one, type)}
     bases = {layers.Layer, layers.Positions, layers.Residual}
     of_keras = {layers.Conv2D, layers.Dense, layers.Dropout}
     assert every - {case[0] for case in (*CASES, *OTHERS)} == bases | of_keras
 
 
-@pytest.mark.parametrize("slot", family.SLOTS)
+@pytest.mark.parametrize("slot", part_registry.SLOTS)
 def test_every_part_tells_its_configuration_in_a_model(slot):
     """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
     block = {"num_heads": 1024, "key_dim": 4, "intermediate_dim": 5}
     sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
-    for name, row in family.SLOTS[slot].items():
+    for name, row in part_registry.SLOTS[slot].items():
         most = {key: not one.default if one.kind is bool else one.most for key, one in row.options.items()}
-        config = family.part(slot, {"name": name, **most})
+        config = model_spec.part(slot, {"name": name, **most})
         layer = make_part(slot, config, keras.dtype_policies.get("mixed_bfloat16"), sizes)
         told = layer.get_config()
         assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}

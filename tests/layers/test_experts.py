@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from keras_transformer import auxiliary_losses
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.feed_forward import Experts, FeedForward
 from tests.layer_check import array, assert_close, built, random, weights_of
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import family
 from keras_transformer.layers.attention import MultiHeadAttention, masked_softmax
 from keras_transformer.layers.layer import make_part
+from keras_transformer.spec import part_registry
 from tests.layer_check import array, assert_close, assert_equal, built, random, randomize, weights_of
 
 BATCH, HEADS, QUERIES, KEYS, KEY_DIM = 2, 3, 5, 7, 4
 QUERY, KEY = random(BATCH, HEADS, QUERIES, KEY_DIM), random(BATCH, HEADS, KEYS, KEY_DIM, seed=1)
 SCORES: list[dict[str, Any]] = [
-    {"name": name, **({"max_length": 6} if name == "location" else {})} for name in family.SLOTS["score"]
+    {"name": name, **({"max_length": 6} if name == "location" else {})} for name in part_registry.SLOTS["score"]
 ]
 EVERY_SCORE = pytest.mark.parametrize("config", SCORES, ids=lambda config: config["name"])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import auxiliary_losses
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.attention_ops import causal_mask
 from keras_transformer.layers.stack import UniversalStack, coordinates
 from tests.gradients import gradient

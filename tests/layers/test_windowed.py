@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.attention_ops import Rotation, Shared
 from keras_transformer.layers.positions import NoPositions, Positions
 from keras_transformer.layers.score import AlibiPositions, BucketPositions
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
-from keras_transformer.lazy import tf
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 BATCH, LENGTH, WIDTH, NUM_HEADS, KEY_DIM = 3, 11, 6, 2, 4

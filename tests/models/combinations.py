@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_transformer import family
 from keras_transformer.models import Transformer
+from keras_transformer.spec import model_spec, part_registry
 from tests.layer_check import randomize
 from tests.models.variants import SIZES, VARIANTS
 
@@ -26,7 +26,7 @@ SIZES_OF_ALL: dict[str, Any] = {**SIZES, "max_source_length": 40}
 
 def small(slot: str, name: str) -> dict[str, Any]:
     """A part with small options."""
-    return {"name": name, **{key: SMALL[key] for key in family.SLOTS[slot][name].options if key in SMALL}}
+    return {"name": name, **{key: SMALL[key] for key in part_registry.SLOTS[slot][name].options if key in SMALL}}
 
 
 def combinations() -> dict[str, dict[str, Any]]:
@@ -35,14 +35,14 @@ def combinations() -> dict[str, dict[str, Any]]:
     Each combination takes from every slot the last part that none had before, if the family accepts it beside the
     others. A slot without such a part has its default.
     """
-    missing = [(slot, small(slot, name)) for slot, parts in family.SLOTS.items() for name in list(parts)[:0:-1]]
+    missing = [(slot, small(slot, name)) for slot, parts in part_registry.SLOTS.items() for name in list(parts)[:0:-1]]
     missing += OTHER_WAYS
     found = {}
     while missing:
         chosen: dict[str, Any] = {}
         for slot, part in missing:
             with contextlib.suppress(ValueError):  # the parts contradict each other
-                if slot not in chosen and family.complete({**SIZES_OF_ALL, **chosen, slot: part}):
+                if slot not in chosen and model_spec.complete({**SIZES_OF_ALL, **chosen, slot: part}):
                     chosen[slot] = part
         missing = [(slot, part) for slot, part in missing if chosen.get(slot) != part]
         found[" ".join(part["name"] for part in chosen.values())] = {**chosen, "num_layers": depth_of(chosen)}
@@ -53,7 +53,7 @@ def combinations() -> dict[str, dict[str, Any]]:
 def depth_of(parts: dict[str, Any]) -> int:
     """The number of layers that shows the parts: two where the second layer is unlike the first."""
     attention = parts.get("attention", {"name": "full"})
-    of_layer, complete = family.row("attention", attention).of_layer, family.part("attention", attention)
+    of_layer, complete = model_spec.row("attention", attention).of_layer, model_spec.part("attention", attention)
     return 2 if "stack" in parts or of_layer(complete, 0) != of_layer(complete, 1) else 1
 
 

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer import family, models
+from keras_transformer import models
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models.inspection import difference_in_parts
+from keras_transformer.spec import model_spec
 from tests.layer_check import array, assert_close, assert_equal, randomize
 from tests.models import variants
 from tests.models.combinations import COMBINATIONS, MODELS
@@ -55,7 +56,7 @@ def test_a_configuration_and_a_file_make_the_model_again(kind, options, tmp_path
     model, inputs = model_of(kind, **options), KINDS[kind][2]
     config = models.model_config(model)
     assert config["kind"] == kind and models.count_parameters(config) == model.count_params()
-    of_kind = family.complete({name: value for name, value in config.items() if name != "kind"}, kind)
+    of_kind = model_spec.complete({name: value for name, value in config.items() if name != "kind"}, kind)
     assert config == {"kind": kind, **of_kind}
     again = models.make_model(json.loads(json.dumps(config)))
     assert difference_in_parts(model, again) is None

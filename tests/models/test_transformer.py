@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import family, models
+from keras_transformer import models
 from keras_transformer.layers.compressed import STRIDE, CompressedAttention
 from keras_transformer.layers.windowed import LocalAttention
-from keras_transformer.lengths import EXTRA_LENGTH
-from keras_transformer.making import PRESETS
 from keras_transformer.models import Transformer, count_parameters
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.lengths import EXTRA_LENGTH
+from keras_transformer.spec.presets import PRESETS
 from keras_transformer.tasks.translation.settings import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random
@@ -239,7 +240,10 @@ def test_the_papers_models_and_how_they_were_trained():
         assert row == (*(getattr(settings, each) for each in (*NAMES, "token_budget")), count_parameters(sizes))
         assert settings.vocabulary_size == 37_000 and settings.warmup_steps == 4_000
         assert (settings.residual, settings.positions, settings.tied_output) == ("post_norm", "sinusoidal", True)
-    default, state = family.complete({"vocabulary_size": 37_000, "attention_dropout": 0.5}), python_random.getstate()
+    default, state = (
+        model_spec.complete({"vocabulary_size": 37_000, "attention_dropout": 0.5}),
+        python_random.getstate(),
+    )
     assert default.items() >= {key: PRESETS["base"][key] for key in SIZES}.items(), "base is the default"
     assert count_parameters(default) == TABLE_3["base"][-1]
     assert python_random.getstate() == state, "no seed is drawn, or the same seed would give other weights afterwards"

@@ -13,8 +13,8 @@ from typing import Any
 
 import train
 from keras_transformer.__main__ import main, make_parser
-from keras_transformer.tasks import TASKS
-from keras_transformer.training.common_settings import flag_of
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.spec.options import flag_of
 
 RUN, TEXT = sys.argv[1], __file__
 RIGHT = {"FILE": TEXT, "FOLDER": ".", "RUN": RUN}

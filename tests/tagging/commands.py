@@ -3,7 +3,7 @@
 import argparse
 
 from keras_transformer.commands import Command, standard_input
-from keras_transformer.errors import print_result
+from keras_transformer.core.errors import print_result
 
 
 def tag(arguments: argparse.Namespace) -> None:

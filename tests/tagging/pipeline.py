@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.tasks import TASKS
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks.classification.batches import with_ends
 from tests.tagging.training import FIRST_TAG
 

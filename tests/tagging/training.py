@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from keras_transformer.tasks.classification.batches import TextRows
+from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.language_modelling.training import corpus_of_text, mean_loss
-from keras_transformer.tasks.masked_tokens.training import validation as validation
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.batch_sampler import RowPlan

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text import cleaning
 from keras_transformer.text.cleaning import (
     REASONS,

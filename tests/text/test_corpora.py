@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.classification.corpus import labelled_from_file
 from keras_transformer.tasks.masked_tokens.training import _rows
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
-from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
+from keras_transformer.text.corpora import corpus_from_files, load_corpus
+from keras_transformer.text.lines import read_lines
+from keras_transformer.text.named_corpora import multi30k_file
 from keras_transformer.text.pronouns import known_examples, pronoun_examples
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.resolution import settings_of

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity
 from keras_transformer.models.transformer import Transformer

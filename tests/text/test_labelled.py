@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import LANGUAGES, labelled_from_file, named_labelled
 from keras_transformer.text.tokenizer import END, START

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.tasks.next_item import corpus as items_module
 from keras_transformer.tasks.next_item.corpus import Items, log_from_file, named_log, read_log
 from tests.golden.cases import write_lines

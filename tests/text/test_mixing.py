@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.corpora import Corpus, corpus_from_files, directions, mixed, tagged, untagged, with_more
 from keras_transformer.text.subword_sampling import SubwordSampler
 from keras_transformer.text.tokenizer import Tokenizer

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
+from keras_transformer.text.lines import plain
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.subword_sampling import SubwordSampler
-from keras_transformer.text.tokenizer import MODEL_TYPES, SPACE, UNKNOWN, Tokenizer, VocabularyTooLarge, plain
+from keras_transformer.text.tokenizer import MODEL_TYPES, SPACE, UNKNOWN, Tokenizer, VocabularyTooLarge
 from tests.tiny_text import lines
 
 # Spelled by code points where an editor or a reader would not see the difference.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
 from keras_transformer.tasks.language_modelling.corpus import divided, named_text, text_from_file
 from keras_transformer.text.lines import beginning

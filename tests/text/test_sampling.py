@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.text import subword_sampling
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place

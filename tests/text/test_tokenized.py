@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.tokenized import MAX_META_BYTES, TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 from tests.text.plans import real

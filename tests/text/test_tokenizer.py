@@ -14,9 +14,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text import tokenizer as module
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK, PAD, START, UNKNOWN, Tokenizer, plain
+from keras_transformer.text.lines import plain
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK, PAD, START, UNKNOWN, Tokenizer
 from tests.tiny_text import lines as tiny_lines
 
 NEVER_IN_TEXT = {PAD, START, END}

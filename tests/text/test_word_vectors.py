@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gensim.models import KeyedVectors
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.word_vectors import check_word_vectors, read_word_vectors
 
 WORDS = ["the", "cat", "größe", "a\u00a0b", "hund", "0.5"]

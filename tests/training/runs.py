@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import train
-from keras_transformer.run_folder import load_model
+from keras_transformer.runs.run_folder import load_model
 from keras_transformer.training import devices, learning
 from keras_transformer.training.task import Run
 from tests.graphs import search_eagerly
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
     """Within it models train and answer without graphs, which take longer to trace than a few steps."""
-    from keras_transformer.fit import WeightedFit
+    from keras_transformer.models.training_step import WeightedFit
 
     compile_with_graph = WeightedFit.compile
 

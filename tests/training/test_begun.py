@@ -13,9 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from keras_transformer import folders
-from keras_transformer.errors import STOPS, JobError, RequestError, Stopped
-from keras_transformer.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.core import folders
+from keras_transformer.core.errors import STOPS, JobError, RequestError, Stopped
+from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.training import learning, preparation, timing
 from keras_transformer.training.request import open_run, settled_folder

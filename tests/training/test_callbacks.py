@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.bleu import bleu
-from keras_transformer.errors import JobError, RequestError, Stopped
-from keras_transformer.run_folder import MAX_METRICS_BYTES, RunFolder
+from keras_transformer.core.errors import JobError, RequestError, Stopped
+from keras_transformer.runs.run_folder import MAX_METRICS_BYTES, RunFolder
+from keras_transformer.text.bleu import bleu
 from keras_transformer.training import callbacks
 from keras_transformer.training import records as progress_line
 from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN

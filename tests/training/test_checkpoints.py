@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
-from keras_transformer.errors import JobError, RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import LanguageModel
 from keras_transformer.optimizers import Adam
+from keras_transformer.runs import run_folder as runs
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints, average
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from keras_transformer import load_classifier, load_recognizer
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models import Encoder, ImageClassifier
-from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.classification.corpus import labelled_from_file
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.training.learning import inherit

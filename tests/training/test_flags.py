@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import train
-from keras_transformer import family
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
-from keras_transformer.making import PRESETS, SIZES
-from keras_transformer.run_folder import read_tokenizers
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_folder import read_tokenizers
+from keras_transformer.spec import options, part_registry
+from keras_transformer.spec.presets import PRESETS, SIZES
 from keras_transformer.text.feeding import Place
 from keras_transformer.text.normalization import normalizer_of
-from keras_transformer.training import devices, run
+from keras_transformer.training import devices, request
 from keras_transformer.training.flags import parser
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
@@ -135,7 +135,7 @@ def test_devices_and_threads_are_handed_on(begin, monkeypatch):
 
 # The model: every argument reaches the configuration of which the model is made.
 
-OTHER = family.Part("tests.toys:Nothing", "another", "a test")
+OTHER = options.Part("tests.toys:Nothing", "another", "a test")
 OTHERS = {"name": "other"}
 MODEL: dict[str, tuple[str, Any]] = {
     "num_layers": ("3", 3), "encoder_layers": ("4", 4), "decoder_layers": ("5", 5), "hidden_dim": ("24", 24),
@@ -152,12 +152,12 @@ MODEL: dict[str, tuple[str, Any]] = {
 
 
 def test_every_argument_of_the_model_reaches_its_configuration(monkeypatch, tmp_path, plain):
-    for slot in family.SLOTS:
-        monkeypatch.setitem(family.SLOTS, slot, {**family.SLOTS[slot], "other": OTHER})
+    for slot in part_registry.SLOTS:
+        monkeypatch.setitem(part_registry.SLOTS, slot, {**part_registry.SLOTS[slot], "other": OTHER})
     for name, (value, expected) in MODEL.items():
         flag = flag_of(name).replace("--", "--no-") if value == "no" else flag_of(name)
         flags = [*tiny_flags(tmp_path, tmp_path / "run"), flag, *([value] if value not in ("", "no") else [])]
-        opened = run.open_run(vars(parser().parse_args(flags)))
+        opened = request.open_run(vars(parser().parse_args(flags)))
         assert opened is not None and opened.config["model"][name] == expected != plain.run.config["model"][name]
 
 

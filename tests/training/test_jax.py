@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.text.feeding import Batch, padded
 from keras_transformer.training import request
 from keras_transformer.training.resolution import settings_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import load_classifier, load_generator
-from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.text.tokenizer import CONTROL_PIECES
 from tests.golden.cases import WORDS, write_lines
 from tests.golden.stored import unpack

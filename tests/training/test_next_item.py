@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from keras_transformer import load_recommender
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import read_config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.next_item.corpus import read_log
 from tests.golden.cases import write_log
 from tests.golden.stored import unpack

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import read_config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.text.cleaning import REASONS
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 from keras_transformer.training import preparation

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer import optimizers
+from keras_transformer.core import machine
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models import Transformer
@@ -118,7 +119,7 @@ def test_what_xla_compiles_is_kept_for_this_machine_and_the_users_own_flags_stay
 
 def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
     (tmp_path / "0000:01:00.0").mkdir()
-    assert [devices.gpus_of_the_driver(folder) for folder in (tmp_path, tmp_path / "none")] == [1, 0]
+    assert [machine.gpus_of_the_driver(folder) for folder in (tmp_path, tmp_path / "none")] == [1, 0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert devices.describe_devices("cpu") == "training on the processor"
     assert devices.describe_devices("cpu:2") == "training on the processor, in 2 replicas"

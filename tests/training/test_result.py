@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from keras_transformer.bleu import bleu
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.translation import training as translation
+from keras_transformer.text.bleu import bleu
 from keras_transformer.training import result
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints

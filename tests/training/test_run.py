@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.__main__ import main as command
-from keras_transformer.errors import JobError
-from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.core.errors import JobError
+from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.training import timing
 from keras_transformer.training.callbacks import Follow

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import train
-from keras_transformer import family
-from keras_transformer.errors import RequestError
-from keras_transformer.making import AUTO_ROWS, PRESETS
-from keras_transformer.options import Config
-from keras_transformer.run_folder import read_config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.tasks import TASKS
+from keras_transformer.spec import model_spec, options
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.presets import AUTO_ROWS, PRESETS
 from keras_transformer.tasks.classification import corpus as labelled
 from keras_transformer.tasks.images import corpus
 from keras_transformer.tasks.language_modelling import corpus as prose
@@ -47,7 +47,7 @@ from tests.tiny_corpus import write_corpus
 
 Settings: Any = TASKS["translation"].settings
 NUMBERS = {"dataset": "numbers:en-de"}
-load_corpus = functools.cache(translation.load_corpus)  # the numbers are drawn once for all tests
+load_corpus = functools.cache(corpora.load_corpus)  # the numbers are drawn once for all tests
 RECIPE: dict[str, Any] = {"dropout": 0.05, "steps": 2400}
 
 
@@ -72,7 +72,7 @@ def test_every_recipe_is_one_that_a_run_may_have():
 
 def spellings(slot: str) -> Iterator[str]:
     """Every part of a slot as flags spell it: with its defaults, and with each option at other values."""
-    for name, part in family.ALL_SLOTS[slot].items():
+    for name, part in model_spec.ALL_SLOTS[slot].items():
         yield name
         for key, option in part.options.items():
             values = [True, False] if option.kind is bool else [option.least, 3, 10, 64]
@@ -83,15 +83,15 @@ def fits(task: str, chosen: dict[str, Any], given: dict[str, str]) -> bool:
     """Whether a model has the parts that are given, if some of the parts that nobody gave have their defaults."""
     cls: Any = TASKS[task].settings
     usual = {name: cls.__dataclass_fields__[name].default for name in model_settings(cls)}
-    slots = {name: option.slot for name, option in family.KINDS[cls.kind].arguments.items() if option.slot}
+    slots = {name: option.slot for name, option in model_spec.KINDS[cls.kind].arguments.items() if option.slot}
     free = [name for name in chosen if name in slots and name not in given]
     for count in range(len(free) + 1):
         for dropped in itertools.combinations(free, count):
             taken = {name: value for name, value in chosen.items() if name in usual and name not in dropped}
             arguments = usual | taken | given
-            parts = {name: family.parse(arguments[name], slots[name]) for name in slots if arguments.get(name)}
-            with contextlib.suppress(family.Fault):
-                return bool(family.complete(arguments | parts, cls.kind))
+            parts = {name: model_spec.parse(arguments[name], slots[name]) for name in slots if arguments.get(name)}
+            with contextlib.suppress(options.Fault):
+                return bool(model_spec.complete(arguments | parts, cls.kind))
     return False
 
 
@@ -107,7 +107,7 @@ def test_what_fits_the_recipe_is_accepted_and_nothing_else(task, capsys):
     sources += [({}, {}, least, row) for least, row in AUTO_ROWS.items() if task == "translation"]
     accepted = {True: 0, False: 0}
     for preset, recipe, num_pairs, chosen in sources:
-        for argument, option in family.KINDS[cls.kind].arguments.items():
+        for argument, option in model_spec.KINDS[cls.kind].arguments.items():
             for text in spellings(option.slot) if option.slot and argument in cls.__dataclass_fields__ else ():
                 try:
                     found = resolve({"task": task, **preset, argument: text}, recipe, num_pairs=num_pairs)

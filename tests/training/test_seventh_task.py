@@ -12,9 +12,9 @@ import pytest
 import export.__main__ as exporting
 from export.certificate.comparison import KeptCertificate
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import read_config
-from keras_transformer.tasks import TASKS, Task, task_of
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS, Task, task_of
+from keras_transformer.runs.run_folder import read_config
 from keras_transformer.training.resolution import fine_tuned
 from tests.interrupted import interrupt
 from tests.tagging.pipeline import load

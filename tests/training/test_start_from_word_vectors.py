@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.run_folder import read_config
+from keras_transformer.runs.run_folder import read_config
 from tests.golden.cases import write_lines
 from tests.interrupted import interrupt
 from tests.tiny_corpus import WORDS as TEXT_WORDS

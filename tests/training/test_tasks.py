@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.language_modelling import training as language_modelling
 from keras_transformer.training.result import _validation_loss
 from tests.golden.cases import flags_of, write_files

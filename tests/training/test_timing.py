@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer import family, own_parts
-from keras_transformer.making import AUTO_ROWS
-from keras_transformer.run_folder import RunFolder, load_model, read_config, resume_command
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, resume_command
+from keras_transformer.spec import custom_parts, model_spec
+from keras_transformer.spec.presets import AUTO_ROWS
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import learning, timing
@@ -88,7 +88,7 @@ def test_small_batches_stand_for_larger_ones_and_the_first_of_a_shape_is_not_tim
 
 def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, folder: Path = Path("x"), **more: Any) -> Any:
     settings, corpus = resolve(given, {}, num_pairs=10**6), SimpleNamespace(recipe=recipe or {}, num_pairs=10**6)
-    config = {"model": {"kind": "translator", **family.complete(model_arguments(settings), "translator")}}
+    config = {"model": {"kind": "translator", **model_spec.complete(model_arguments(settings), "translator")}}
     made = SimpleNamespace(settings=replace(settings, **more), given=given, corpus=corpus, config=config)
     return SimpleNamespace(**vars(made), folder=RunFolder(folder), is_resumed=False)
 
@@ -122,7 +122,7 @@ def test_the_smaller_model_is_the_one_that_trains_and_stays(tmp_path, monkeypatc
 
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
     """`distill` gives `resume`, and a module that the command imported is imported again."""
-    monkeypatch.setenv(own_parts.VARIABLE, "json")
+    monkeypatch.setenv(custom_parts.VARIABLE, "json")
     given = {"source": "a file.en", "target": "b.de", "clean": True, "xla": False, "dropout": 0.2}
     by_distill = {**given, "resume": False}
     commands = timing.shorter_commands(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.__main__ import HOUSE
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.task_registry import TASKS
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 

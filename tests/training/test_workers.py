@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.training import devices, run
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import run_module, trained

@@ -1,0 +1,1 @@
+"""Classifies lines of text."""

@@ -13,9 +13,9 @@ from keras_transformer.commands import (
     standard_input,
     write_vectors,
 )
-from keras_transformer.errors import print_result
-from keras_transformer.run_folder import RunFolder
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import print_result
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np

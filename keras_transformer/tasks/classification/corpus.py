@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from keras_transformer.errors import RequestError, say
-from keras_transformer.options import Config
-from keras_transformer.run_config import require_readable
+from keras_transformer.core.errors import RequestError, say
+from keras_transformer.runs.run_config import require_readable
+from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of

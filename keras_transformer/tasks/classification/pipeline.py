@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, text_attention
-from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.decoding.sentences import Ids, Unread, padded, warn_of_cuts
-from keras_transformer.errors import RequestError, warn
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.tasks import TASKS, task_named
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.batches import with_ends
 from keras_transformer.text.lines import strings_of
+from keras_transformer.text.sentences import Ids, Unread, padded, warn_of_cuts
 from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_transformer import ops
-from keras_transformer.decoding.answers import Seen, ranking_of
-from keras_transformer.decoding.sentences import valid
-from keras_transformer.decoding.signatures import (
+from keras_transformer.checking.answers import Seen, ranking_of
+from keras_transformer.checking.signatures import (
     TEXT,
     VECTOR,
     Detokenize,
@@ -22,8 +21,9 @@ from keras_transformer.decoding.signatures import (
 )
 from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.text.sentences import valid
 
 
 class Reading(Signature):

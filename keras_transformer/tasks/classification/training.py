@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import say, warn
-from keras_transformer.files import write_text
+from keras_transformer.core.errors import say, warn
+from keras_transformer.core.files import write_text
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled

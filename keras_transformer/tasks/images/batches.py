@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, abridged, warn
-from keras_transformer.files import write_whole
+from keras_transformer.core.errors import RequestError, abridged, warn
+from keras_transformer.core.files import write_whole
 from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, pixels_of, read_image
 from keras_transformer.text.batch_sampler import EqualPlan
 from keras_transformer.text.feeding import Batch, Place

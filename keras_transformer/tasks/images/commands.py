@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command, Importing, add_batch_size
-from keras_transformer.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported

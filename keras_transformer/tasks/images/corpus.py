@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from keras_transformer.errors import RequestError, abridged, warn
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError, abridged, warn
+from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
-from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.errors import RequestError
 from keras_transformer.models.classifiers import ImageClassifier
-from keras_transformer.run_folder import RunFolder, check_place, load_model, read_config, twin_of, write_run
-from keras_transformer.tasks import TASKS
+from keras_transformer.runs.run_folder import RunFolder, check_place, load_model, read_config, twin_of, write_run
+from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.pipeline import Prediction
 from keras_transformer.tasks.images.batches import read
 from keras_transformer.tasks.images.corpus import UnreadableImage

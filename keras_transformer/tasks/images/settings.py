@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
+from keras_transformer.spec import model_spec
 from keras_transformer.training import common_settings as base
 from keras_transformer.training.common_settings import DATA, TRAINING, count, file, flag, task_settings
 
 
-@task_settings("images", "image-classifier", dataset="digits", label_smoothing=0.0, **family.VISION)
+@task_settings("images", "image-classifier", dataset="digits", label_smoothing=0.0, **model_spec.VISION)
 class Settings(base.Settings):
     """The settings of training a classifier of images."""
 

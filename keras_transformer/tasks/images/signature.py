@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.answers import Seen, ranking_of
-from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
-from keras_transformer.decoding.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
-from keras_transformer.errors import RequestError
-from keras_transformer.files import DAMAGED
+from keras_transformer.checking.answers import Seen, ranking_of
+from keras_transformer.checking.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import DAMAGED
 from keras_transformer.ops import Tensor
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.text.sentences import QUICK_TEXTS, Texts
 
 MAX_NUMBERS = 5_000_000  # in the images that an artefact is certified on
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, say
-from keras_transformer.files import write_whole
-from keras_transformer.making import count_parameters
-from keras_transformer.run_folder import write_config
+from keras_transformer.core.errors import RequestError, say
+from keras_transformer.core.files import write_whole
+from keras_transformer.models.model_factory import count_parameters
+from keras_transformer.runs.run_folder import write_config
 from keras_transformer.tasks.classification.training import metrics as metrics
 from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels

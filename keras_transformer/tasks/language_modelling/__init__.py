@@ -1,0 +1,1 @@
+"""Goes on with a text, or answers it."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
-from keras_transformer.files import write_whole
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import write_whole
 from keras_transformer.text.batch_sampler import BatchPlan, EqualPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenized import TokenizedCorpus, mapped

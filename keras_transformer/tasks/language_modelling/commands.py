@@ -8,10 +8,10 @@ import math
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import COUNT, FEW, Command, add_engine_options
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, load_tensorflow, print_result
-from keras_transformer.run_folder import RunFolder, config_of_kind
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import RequestError, load_tensorflow, print_result
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunFolder, config_of_kind
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.arguments import add_drawing_options, add_pair_options
 from keras_transformer.text.lines import read_lines
 
@@ -113,7 +113,7 @@ def score_text(arguments: argparse.Namespace) -> None:
     Raises:
         RequestError: the text is empty, or the model answers texts.
     """
-    from keras_transformer.decoding.sentences import Unread  # imports NumPy
+    from keras_transformer.text.sentences import Unread  # imports NumPy
 
     lines = list(read_lines(arguments.text))
     if not lines:

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
 from keras_transformer.text.corpora import Corpus, Pair
 from keras_transformer.text.held_out import drawn_identity, stratified

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from keras_transformer.errors import RequestError
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError
+from keras_transformer.spec.options import Config
 from keras_transformer.training.common_settings import (
     DATA,
     OneLanguageSettings,

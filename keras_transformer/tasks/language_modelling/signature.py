@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
-from keras_transformer.decoding.loop import Prompted, num_read
-from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.search_options import Decoding, SearchOptions
-from keras_transformer.decoding.sentences import valid
-from keras_transformer.decoding.signatures import (
+from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.signatures import (
     IDS,
     ONE_LINE,
     SCORE,
@@ -26,10 +22,14 @@ from keras_transformer.decoding.signatures import (
     permitted,
     with_end,
 )
+from keras_transformer.decoding.prompts import Prompted, num_read
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.search.beam_search import beam_search
+from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.text.sentences import valid
 from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
 SEARCHED_AT_ONCE = 32

@@ -8,19 +8,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.core.errors import say
+from keras_transformer.core.files import write_text
 from keras_transformer.decoding.computations import TokenLogProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import say
-from keras_transformer.files import write_text
-from keras_transformer.making import make_model
+from keras_transformer.models.model_factory import make_model
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
 from keras_transformer.tasks.language_modelling.corpus import Pairs, named_text, prepare_pairs, text_from_file
 from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS, Generator
-
-# A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
+
+# A language model has the loss and the metrics of a translator.
 from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.held_out import drawn

@@ -1,0 +1,1 @@
+"""Fills masked places of text."""

@@ -7,9 +7,9 @@ import json
 from itertools import tee
 
 from keras_transformer.commands import COUNT, Command, add_batch_size, add_engine_options, standard_input
-from keras_transformer.errors import print_result
-from keras_transformer.run_folder import RunFolder, config_of_kind
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import print_result
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks.classification.commands import EMBED, open_classifier
 
 

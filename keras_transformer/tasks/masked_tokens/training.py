@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.files import write_text
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.core.files import write_text
 from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACTERS, corpus_of_text, mean_loss
 from keras_transformer.tasks.masked_tokens.batches import MaskedPlan, MaskedRows

@@ -1,0 +1,1 @@
+"""Recommends what comes next in users' histories."""

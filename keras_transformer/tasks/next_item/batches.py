@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, START
 

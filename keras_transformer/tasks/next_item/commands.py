@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import COUNT, Command, add_batch_size, add_vector_options, standard_input, write_vectors
-from keras_transformer.errors import RequestError, load_tensorflow, print_result, warn
+from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, warn
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,9 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.errors import RequestError, warn
-from keras_transformer.files import write_text
-from keras_transformer.options import Config
+from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.core.files import write_text
+from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_of, strings_of
 from keras_transformer.text.tokenizer import END

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
-from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.decoding.sentences import Ids, padded
-from keras_transformer.errors import RequestError, warn
 from keras_transformer.models.stack_models import SequenceEncoder
-from keras_transformer.run_folder import RunFolder, load_model
-from keras_transformer.tasks import TASKS
+from keras_transformer.runs.run_folder import RunFolder, load_model
+from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.next_item.batches import begun
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, Items
 from keras_transformer.text.lines import each_of, strings_of
+from keras_transformer.text.sentences import Ids, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
 
 TASK = "next-item"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from keras_transformer.errors import say, warn
-from keras_transformer.making import count_parameters
+from keras_transformer.core.errors import say, warn
 from keras_transformer.metrics import MISSED, NDCGAt, RecallAt, mean_figures
-from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.models.model_factory import count_parameters
+from keras_transformer.runs.run_folder import RunFolder, write_config
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender

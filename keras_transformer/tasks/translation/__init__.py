@@ -1,0 +1,1 @@
+"""Translates, from parallel text."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
-from keras_transformer.tasks import TASKS
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_tokenizers
 from keras_transformer.tasks.translation.pipeline import TASK, Translator, translator_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from keras_transformer.decoding.sentences import Ids, Sentence
-from keras_transformer.errors import RequestError
-from keras_transformer.options import Config, flag_of
+from keras_transformer.core.errors import RequestError
+from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.text.sentences import Ids, Sentence
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import Tokenizer
 

@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 
 import regex as re
 
+from keras_transformer.core.errors import warn, warn_of_news
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.pipelines import Hypothesis
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.decoding.sentences import (
+from keras_transformer.spec.lengths import penalty
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
+from keras_transformer.text.corpora import into, untagged
+from keras_transformer.text.lines import is_blank, plain
+from keras_transformer.text.sentences import (
     Ids,
     Sentence,
     Unread,
@@ -20,13 +25,8 @@ from keras_transformer.decoding.sentences import (
     is_copied,
     warn_of_cuts,
 )
-from keras_transformer.errors import warn, warn_of_news
-from keras_transformer.lengths import penalty
-from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
-from keras_transformer.text.corpora import into, untagged
-from keras_transformer.text.lines import is_blank
 from keras_transformer.text.splitting import LearnedText, divided, joined, may_have_ordinals, sentences_in
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, plain
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 # Indentation, and the mark of a list's item; a number with a full stop is one, or an ordinal.
 _ITEM = r"[-*+•‣◦·–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\)"

@@ -5,29 +5,35 @@ from __future__ import annotations
 import copy
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from keras_transformer.bleu import checked_tokenizer, evaluate
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.pipelines import Attention, Pipeline, decoder_of, scores_of, translation_attention
-from keras_transformer.decoding.pipelines import Hypothesis as Hypothesis
-from keras_transformer.decoding.pipelines import Score as Score
-from keras_transformer.decoding.search_options import SearchOptions as SearchOptions
-from keras_transformer.decoding.search_options import own_search, require_whole
-from keras_transformer.decoding.sentences import Ids, Sentence, Unread, warn_of_cuts, with_prefixes
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import ExportFolder
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.tasks import TASKS
+from keras_transformer.decoding.pipelines import (
+    Attention,
+    Hypothesis,
+    Pipeline,
+    Score,
+    decoder_of,
+    scores_of,
+    translation_attention,
+)
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import SearchOptions, own_search, require_whole
 from keras_transformer.tasks.translation.languages import Direction, chosen, direction_of
 from keras_transformer.tasks.translation.passages import Layout, Passages, translations
 from keras_transformer.tasks.translation.saving import write_translator
+from keras_transformer.text.bleu import checked_tokenizer, quality
 from keras_transformer.text.lines import is_blank, string_of, strings_of
+from keras_transformer.text.sentences import Ids, Sentence, Unread, warn_of_cuts, with_prefixes
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 
@@ -264,8 +270,25 @@ class Translator(Pipeline):
         Raises:
             RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
         """
-        tokenize = checked_tokenizer(tokenize, self.target_language)
-        return evaluate(self.stream, sources, references, options or self.search_options(), tokenize)
+        tokenize, options = checked_tokenizer(tokenize, self.target_language), options or self.search_options()
+        sources, references = list(strings_of(sources, "sources")), list(strings_of(references, "references"))
+        if len(sources) != len(references) or not sources:
+            raise RequestError(
+                "expected a reference for each source, and one at least; received "
+                f"{len(sources)} sources and {len(references)} references"
+            )
+        start = time.perf_counter()
+        best = [hypotheses[0] for hypotheses in self.stream(sources, options)]
+        seconds = time.perf_counter() - start
+        return {
+            **quality([hypothesis.text for hypothesis in best], references, tokenize),
+            "sentences": len(best),
+            "seconds": seconds,
+            "tokens_per_second": sum(len(hypothesis.ids) for hypothesis in best) / seconds,
+            "beams": options.num_beams,
+            "length_penalty": options.length_penalty,
+            "split": options.split,
+        }
 
     def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
         """Where the model looks while it translates a text.

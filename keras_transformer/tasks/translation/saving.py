@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import RequestError
-from keras_transformer.files import write_text
-from keras_transformer.making import model_config
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, check_place, twin_of, write_run
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import write_text
+from keras_transformer.runs.run_folder import RunFolder, check_place, twin_of, write_run
+from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import each_of, strings_of
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def write_translator(
     path = Path(folder)
     check_place(path, overwrite)
     twin = twin_of(model)
-    _check_vocabularies(model_config(twin), tokenizers)
+    _check_vocabularies(twin.arguments(), tokenizers)
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
         raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
     if validation is not None:
@@ -77,9 +76,9 @@ def _write_text(
     validation: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
     """Writes the vocabularies of a translator, and its validation text."""
-    from keras_transformer.text.tokenizer import plain
+    from keras_transformer.text.lines import plain
 
-    are_two = model_config(model)["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
+    are_two = model.arguments()["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
     for path, tokenizer in zip(run.tokenizers(are_two), tokenizers, strict=True):
         tokenizer.save(path.with_suffix(tokenizer.suffix))
     if validation is not None:

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from keras_transformer.errors import RequestError
-from keras_transformer.making import AUTO, PRESETS
-from keras_transformer.options import Config
-from keras_transformer.run_config import MAX_TAG
+from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_config import MAX_TAG
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.presets import AUTO, PRESETS
 from keras_transformer.training.common_settings import (
     DATA,
     MODEL,

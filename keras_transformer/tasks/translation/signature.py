@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
-from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.search_options import Decoding, SearchOptions
-from keras_transformer.decoding.sentences import valid
-from keras_transformer.decoding.signatures import (
+from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.signatures import (
     BLANK,
     IDS,
     ONE_LINE,
@@ -25,12 +22,15 @@ from keras_transformer.decoding.signatures import (
     permitted,
     with_end,
 )
-from keras_transformer.errors import RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.search.beam_search import beam_search
+from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
+from keras_transformer.text.sentences import valid
 from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.bleu import bleu
 from keras_transformer.losses import SmoothedCrossEntropy
-from keras_transformer.making import make_model
 from keras_transformer.metrics import Perplexity, TokenAccuracy
+from keras_transformer.models.model_factory import make_model
 from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.bleu import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.training.callbacks import Bleu, Loss

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from keras_transformer.commands import COUNT, FEW, add_engine_options, add_provider_option, number_from
-from keras_transformer.decoding.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
-from keras_transformer.errors import command_line
+from keras_transformer.core.errors import command_line
+from keras_transformer.spec.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
 
 
 def add_translate_options(parser: argparse.ArgumentParser) -> None:

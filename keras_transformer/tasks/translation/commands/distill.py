@@ -11,21 +11,19 @@ import contextlib
 import io
 import json
 
-from keras_transformer.bleu import checked_tokenizer
 from keras_transformer.commands import read_both
+from keras_transformer.core.errors import RequestError, command_line, print_result, say
 from keras_transformer.decoding.processes import apart
-from keras_transformer.errors import RequestError, command_line, print_result, say
-from keras_transformer.making import count_parameters
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.runs.run_folder import RunFolder, num_parameters, read_config
+from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.evaluate import compared
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.text.bleu import checked_tokenizer
 from keras_transformer.text.corpora import untagged
 from keras_transformer.text.lines import read_lines
 from keras_transformer.training import flags
-from keras_transformer.training.common_settings import flag_of
 
 # What `distill` says itself, so that `--train` must not.
 OWN_FLAGS = ("source", "target", "dataset", "data_dir", "out", "resume", "overwrite", "task")
@@ -140,13 +138,12 @@ def figures(arguments: argparse.Namespace) -> list[Config]:
     say(f"teachers and student on {student.valid_source}:")
     runs = [[one.run, *one.others] for one in both]
     rows = compared(translators, options, sources, lines.targets, tokenize)
-    return [{"runs": some, "parameters": list(map(num_parameters, some)), **row}
+    return [{"runs": some, "parameters": list(map(parameters_of, some)), **row}
             for some, row in zip(runs, rows, strict=True)]  # fmt: skip
 
 
-def num_parameters(run: str) -> int | None:
+def parameters_of(run: str) -> int | None:
     """How many parameters the model of a run has; None for an export, which does not tell."""
     if not RunFolder(run).is_run():
         return None
-    config = read_config(run)
-    return config.get("parameters") or count_parameters(config["model"])
+    return num_parameters(read_config(run))

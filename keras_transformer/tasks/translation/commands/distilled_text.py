@@ -13,19 +13,19 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import RequestError, say
-from keras_transformer.export_folder import ExportFolder
-from keras_transformer.files import check_writable, write_text, write_whole
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder
-from keras_transformer.schema import Allowed, having, list_of, parse_json, read_json, text, whole
+from keras_transformer.core.errors import RequestError, say
+from keras_transformer.core.files import check_writable, write_text, write_whole
+from keras_transformer.core.schema import Allowed, having, list_of, parse_json, read_json, text, whole
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.spec.options import Config
 from keras_transformer.text.cleaning import Faults, Translation, faultless, survey
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:
-    from keras_transformer.tasks.translation.pipeline import Hypothesis
+    from keras_transformer.decoding.pipelines import Hypothesis
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped

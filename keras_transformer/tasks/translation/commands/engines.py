@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from keras_transformer.checking.probes import as_json, chosen_probes
 from keras_transformer.commands import export_module, graph_cache
 from keras_transformer.commands.graph_cache import (
     TrainedRun,
@@ -20,14 +21,13 @@ from keras_transformer.commands.graph_cache import (
     start_tensorflow,
     uses_gpu,
 )
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import write_text
+from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.probes import as_json, chosen_probes
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError
-from keras_transformer.export_folder import STAGES, ExportFolder, Graphs, file_name
-from keras_transformer.files import write_text
-from keras_transformer.machine import num_cores
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.runs.export_folder import STAGES, ExportFolder, Graphs, file_name
+from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import SIDES
 from keras_transformer.tasks.translation.pipeline import translator_of
 from keras_transformer.text.lines import read_lines

@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keras_transformer.bleu import checked_tokenizer, paired_quality
 from keras_transformer.commands import ParallelLines, read_both
+from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.decoding.pipelines import Score
-from keras_transformer.errors import RequestError, load_tensorflow, print_result, say, warn
-from keras_transformer.export_folder import ExportFolder
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.commands.engines import in_direction, open_translator
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import load
+from keras_transformer.text.bleu import checked_tokenizer, paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer
 
     Scorer = Callable[[list[str], list[str], int], list[Score]]
-    from keras_transformer.decoding.search_options import SearchOptions
+    from keras_transformer.spec.search_options import SearchOptions
     from keras_transformer.tasks.translation.pipeline import Translator
 
 

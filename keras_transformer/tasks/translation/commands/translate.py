@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands import TextLines, counted, read_both
 from keras_transformer.commands.runs import unfinished_hint
-from keras_transformer.decoding.search_options import SearchOptions
-from keras_transformer.errors import RequestError, print_result, say, warn
-from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, config_of_kind
-from keras_transformer.tasks import TASKS
+from keras_transformer.core.errors import RequestError, print_result, say, warn
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunFolder, config_of_kind
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.pipelines import Hypothesis
     from keras_transformer.importing.weights import Imported
-    from keras_transformer.tasks.translation.pipeline import Hypothesis, Validation
+    from keras_transformer.tasks.translation.pipeline import Validation
 
 
 OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from keras_transformer.errors import RequestError, say
+from keras_transformer.core.errors import RequestError, say
 
 LOCK = ".lock"
 OLD, NEW = "old", "new"

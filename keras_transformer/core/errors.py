@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TextIO
 from weakref import WeakKeyDictionary
 
-from keras_transformer.schema import Schema, number, or_null, printable, shown, whole
+from keras_transformer.core.schema import Schema, number, or_null, printable, shown, whole
 
 PACKAGE = "keras_transformer"
-CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
+CHECKOUT = Path(__file__).resolve().parents[2]  # if this is one
 MAX_MESSAGE = 2_000  # characters
 STOPS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 NAMED_IN_WARNINGS = 5  # files, or lines; the others are counted

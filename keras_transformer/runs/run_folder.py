@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer import family, folders, run_config
-from keras_transformer.errors import RequestError, command_line, warn
-from keras_transformer.files import (
+from keras_transformer.core import folders
+from keras_transformer.core.errors import RequestError, command_line, warn
+from keras_transformer.core.files import (
     DAMAGED,
     check_writable,
     checked_weights,
@@ -26,12 +26,13 @@ from keras_transformer.files import (
     read_bounded,
     write_whole,
 )
-from keras_transformer.making import count_parameters, make_model, model_config
-from keras_transformer.options import Config
-from keras_transformer.own_parts import import_flags
-from keras_transformer.run_config import versions, writer
-from keras_transformer.tasks import TASKS, task_named, task_of
-from keras_transformer.version import __version__
+from keras_transformer.core.task_registry import TASKS, task_named, task_of
+from keras_transformer.core.version import __version__
+from keras_transformer.runs import run_config
+from keras_transformer.runs.run_config import versions, writer
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.custom_parts import import_flags
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -196,6 +197,8 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
     Raises:
         RequestError: there is no run or no model yet, one of its files is damaged, or the model is of another kind.
     """
+    from keras_transformer.models.model_factory import make_model
+
     run = run if isinstance(run, RunFolder) else RunFolder(run)
     config = read_config(run) if kind is None else config_of_kind(run, kind)
     with _weights_of(run, config["model"]) as weights:
@@ -262,10 +265,24 @@ def reading_model(run: RunFolder) -> Iterator[None]:
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
 
 
+def num_parameters(config: Config) -> int:
+    """The number of parameters of the model that a run's `config.json` describes.
+
+    Runs that did not prepare their data do not tell the number. Then it is counted, which imports Keras.
+    """
+    if "parameters" in config:
+        return int(config["parameters"])
+    from keras_transformer.models.model_factory import count_parameters
+
+    return count_parameters(config["model"])
+
+
 @contextlib.contextmanager
 def _weights_of(run: RunFolder, config: Config) -> Iterator[Path]:
     """The file of weights in `model.keras`, checked; errors are those of `reading_model`, the caller's too."""
-    num_parameters, num_layers = count_parameters(config), sum(family.depths(config))
+    from keras_transformer.models.model_factory import count_parameters
+
+    num_parameters, num_layers = count_parameters(config), sum(model_spec.depths(config))
     with reading_model(run), checked_weights(run.model, num_parameters, num_layers) as weights:
         yield weights
 
@@ -312,6 +329,8 @@ def write_run(
     Raises:
         RequestError: see `check_place`.
     """
+    from keras_transformer.models.model_factory import count_parameters, model_config
+
     config = model_config(model)
     corpus = {"name": path.resolve().name, **sections["corpus"]}
     usual = task_named(None, config["kind"], sections)  # what needs no word
@@ -374,6 +393,7 @@ def twin_of(model: FamilyModel) -> FamilyModel:
         RequestError: the configuration does not describe the whole model.
     """
     from keras_transformer.models.inspection import difference, parts_of
+    from keras_transformer.models.model_factory import make_model, model_config
 
     if (found := difference(model)) is not None:
         raise RequestError(

@@ -11,15 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from keras_transformer import family, schema
-from keras_transformer.decoding.search_options import OWN_SEARCH, own_search
-from keras_transformer.errors import RequestError, command_line
-from keras_transformer.export_folder import PAGE, ExportFolder
-from keras_transformer.files import write_text
-from keras_transformer.options import Config
-from keras_transformer.own_parts import FLAG, NAME, modules_of
-from keras_transformer.schema import line, list_of, object_of, or_null, text, whole
-from keras_transformer.version import __version__
+from keras_transformer.core import schema
+from keras_transformer.core.errors import RequestError, command_line
+from keras_transformer.core.files import write_text
+from keras_transformer.core.schema import line, list_of, object_of, or_null, text, whole
+from keras_transformer.core.version import __version__
+from keras_transformer.runs.export_folder import PAGE, ExportFolder
+from keras_transformer.spec import model_spec, options
+from keras_transformer.spec.custom_parts import FLAG, NAME, modules_of
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import OWN_SEARCH, own_search
 
 # It rises with any change of what a run's folder stores, as of a weight's name in model.keras: see "Change what a run
 # stores" in docs/CONTRIBUTING.md. What was before version 0.2 wrote format 1.
@@ -104,12 +105,12 @@ def read(path: Path) -> Config:
 def _complete(model: Config, config: Config) -> Config:
     """The model's configuration with its kind, complete."""
     model = dict(model)
-    kind = model.pop("kind", family.DEFAULT_KIND)
+    kind = model.pop("kind", model_spec.DEFAULT_KIND)
     try:
-        if kind in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
-            return {"kind": kind, **family.complete(model, kind)}
-        unknown = f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}"
-    except family.Unknown as error:
+        if kind in list(model_spec.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
+            return {"kind": kind, **model_spec.complete(model, kind)}
+        unknown = f"expected a model of the kinds {', '.join(model_spec.KINDS)}; received {kind!r:.40}"
+    except options.Unknown as error:
         unknown = str(error)
     if _is_newer(writer(config)):
         raise Unreadable(_newer_version_message(config, unknown))
@@ -130,7 +131,7 @@ def _checked(config: Config) -> Config:
         raise Unreadable(f"{old}, which this version, {__version__}, no longer reads: use that version")
     if config["format"] > FORMAT:
         raise Unreadable(_newer_version_message(config, f"format {schema.shown(config['format'])}"))
-    of_model = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
+    of_model = {"kind"}.union(*(kind.arguments for kind in model_spec.KINDS.values()))
     required: dict[str, schema.Allowed] = {
         "format": whole(FORMAT, told=f"the format {FORMAT}"),
         "model": object_of({}, dict.fromkeys(of_model, object)),
@@ -164,7 +165,7 @@ def require_readable(config: Config) -> None:
 
 def _check_answer_length(length: int, model: Config) -> None:
     """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
-    if not family.KINDS[model["kind"]].can_answer:
+    if not model_spec.KINDS[model["kind"]].can_answer:
         raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")
     most = model["context_length"] - 2
     whole(1, most).checked(length, "answer_length")

@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keras_transformer import family
-from keras_transformer.errors import RequestError, load_tensorflow
-from keras_transformer.options import Option, Part, home_of, parameters_of
+from keras_transformer.core.errors import RequestError, load_tensorflow
+from keras_transformer.spec import model_spec
+from keras_transformer.spec.options import Option, Part, home_of, parameters_of
 
 FLAG = "--import"
 HELP = "a module of yours that registers parts, or adds a task to `tasks.TASKS`; it may be given several times"
@@ -53,23 +53,25 @@ def register_part(
     options = dict(options or {})
     _check(slot, name, part_class, options)
     own = module or part_class.__module__
-    for known, part in [*family.ALL_SLOTS[slot].items()]:
+    for known, part in [*model_spec.ALL_SLOTS[slot].items()]:
         if part.home == home_of(part_class) and part.own_class is not None and not part.own_module:
-            del family.ALL_SLOTS[slot][known]  # a model was given the class before
-    family.ALL_SLOTS[slot][name] = Part(home_of(part_class), help, own, options, own_class=part_class, own_module=own)
+            del model_spec.ALL_SLOTS[slot][known]  # a model was given the class before
+    model_spec.ALL_SLOTS[slot][name] = Part(
+        home_of(part_class), help, own, options, own_class=part_class, own_module=own
+    )
 
 
 def _check(slot: str, name: str, part_class: type, options: dict[str, Option]) -> None:
     """Raises ValueError if a part cannot be registered so."""
     import keras  # the class's module has imported it
 
-    if slot not in family.ALL_SLOTS:
-        raise ValueError(f"`slot` must be one of {', '.join(family.ALL_SLOTS)}. Received: slot={slot!r:.60}")
+    if slot not in model_spec.ALL_SLOTS:
+        raise ValueError(f"`slot` must be one of {', '.join(model_spec.ALL_SLOTS)}. Received: slot={slot!r:.60}")
     if not NAME.fullmatch(name):
         raise ValueError(f"`name` must be of letters, digits, '_', '-' and '.'. Received: name={name!r:.60}")
     if not (isinstance(part_class, type) and issubclass(part_class, keras.layers.Layer)):
         raise ValueError(f"`part_class` must be a class of layers. Received: part_class={part_class!r:.60}")
-    known = family.ALL_SLOTS[slot].get(name)
+    known = model_spec.ALL_SLOTS[slot].get(name)
     if known is not None and known.home != home_of(part_class):
         raise ValueError(f"`name` must be a new one: {known.home} has it in {slot!r}. Received: name={name!r}")
     if unknown := sorted(options.keys() - parameters_of(part_class)):
@@ -87,8 +89,8 @@ def modules_of(model: Mapping[str, Any]) -> list[str]:
     modules = set()
     for argument, value in model.items():
         if isinstance(value, dict) and value.get("name"):
-            slot = family.KINDS[model["kind"]].arguments[argument].slot
-            part = family.ALL_SLOTS[slot][value["name"]]
+            slot = model_spec.KINDS[model["kind"]].arguments[argument].slot
+            part = model_spec.ALL_SLOTS[slot][value["name"]]
             if part.own_class is not None and part.own_module in ("", "__main__"):
                 raise RequestError(
                     f"a run names the module of each part, and {part.class_name} has none: define it in a module, and "

@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_transformer.errors import RequestError, check_utf8
-from keras_transformer.folders import beside
+from keras_transformer.core.errors import RequestError, check_utf8
+from keras_transformer.core.folders import beside
 
 WEIGHTS = "model.weights.h5"
 # Space for HDF5's structures and the seeds of dropout layers, beside the weights.

@@ -14,15 +14,8 @@ from collections import ChainMap
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from keras_transformer.options import Config, home_of
-from keras_transformer.options import Fault as Fault
-from keras_transformer.options import Option as Option
-from keras_transformer.options import Part as Part
-from keras_transformer.options import Unknown as Unknown
-from keras_transformer.options import load as load
-from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
-from keras_transformer.slots import SLOTS as SLOTS
-from keras_transformer.slots import key_dim as key_dim
+from keras_transformer.spec.options import Config, Fault, Option, Part, Unknown, home_of
+from keras_transformer.spec.part_registry import IMAGE_SLOTS, SLOTS
 
 # The slots of all models. Tests add rows to `SLOTS`, and a map sees them.
 ALL_SLOTS = ChainMap(SLOTS, IMAGE_SLOTS)

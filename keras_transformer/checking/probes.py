@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
-from keras_transformer.decoding.sentences import Ids
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import BOUNDS, NEAR_TIE
-from keras_transformer.files import user_cache, write_text
-from keras_transformer.lengths import longest, penalty
-from keras_transformer.options import Config
-from keras_transformer.schema import Allowed, Mismatch, having, list_of, object_of, of_type, read_json, whole
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.files import user_cache, write_text
+from keras_transformer.core.schema import Allowed, Mismatch, having, list_of, object_of, of_type, read_json, whole
+from keras_transformer.runs.export_folder import BOUNDS, NEAR_TIE
+from keras_transformer.spec.lengths import longest, penalty
+from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.text.lines import is_blank
+from keras_transformer.text.sentences import Ids
 from keras_transformer.text.tokenizer import END, PAD
 
 NUM_PROBES = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from keras_transformer.schema import Schema, number, of_type, or_null, shown, whole
+from keras_transformer.core.schema import Schema, number, of_type, or_null, shown, whole
 
 # Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
 Config: TypeAlias = dict[str, Any]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.errors import RequestError, command_line
-from keras_transformer.folders import found
+from keras_transformer.core.errors import RequestError, command_line
+from keras_transformer.core.folders import found
 
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
 LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision

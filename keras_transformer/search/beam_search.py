@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from keras_transformer import lengths, ops
-from keras_transformer.decoding.loop import (
-    NONE,
+from keras_transformer import ops
+from keras_transformer.ops import Tensor
+from keras_transformer.search.logits import NONE
+from keras_transformer.search.loop import (
     Bounds,
     Cache,
     Step,
@@ -31,7 +32,7 @@ from keras_transformer.decoding.loop import (
     read_before,
     run_loop,
 )
-from keras_transformer.ops import Tensor
+from keras_transformer.spec import lengths
 from keras_transformer.text.tokenizer import END, PAD
 
 
@@ -82,7 +83,7 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        num_read: (B,) how many of the first tokens are a prompt's, see `loop.Prompted`; |y| leaves them out.
+        num_read: (B,) the length of the prompt in front, see `decoding.prompts.Prompted`; |y| leaves them out.
         index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
 
     Returns:

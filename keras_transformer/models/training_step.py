@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer import auxiliary_losses
+from keras_transformer.core.lazy import fused, tf
+from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.lazy import fused, tf
 from keras_transformer.losses import WEIGHTED_MEAN, SmoothedCrossEntropy
 from keras_transformer.ops import Tensor
-from keras_transformer.options import Config
+from keras_transformer.spec.options import Config
 
 ONE_HOT_LOSSES = keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy
 

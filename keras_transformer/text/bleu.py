@@ -7,22 +7,14 @@ words are, the default gives 0, but the effective order counts only the n-grams 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.errors import RequestError, warn
-from keras_transformer.options import Config
-from keras_transformer.text.lines import strings_of
+from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
-
-    from keras_transformer.decoding.pipelines import Hypothesis
-    from keras_transformer.decoding.search_options import SearchOptions
-
-    Stream = Callable[[list[str], SearchOptions], Iterable[list[Hypothesis]]]
-
 
 TOKENIZER = "13a"  # it divides words at spaces and punctuation
 # The tokenizers for languages that write no spaces between words, or join particles to them, as sacreBLEU chooses them;
@@ -129,39 +121,6 @@ def paired_quality(
             row |= {name: found.score, f"{name}_mean": float(found.mean), f"{name}_interval": float(found.ci)}
             row |= {f"{name}_p": p_value, f"{name}_signature": str(signatures[key])}
     return rows
-
-
-def evaluate(
-    stream: Stream, sources: Sequence[str], references: Sequence[str], options: SearchOptions, tokenize: str
-) -> Config:
-    """What `Translator.evaluate` returns.
-
-    Args:
-        stream: `Translator.stream`.
-        sources, references, options: as for `Translator.evaluate`.
-        tokenize: see `checked_tokenizer`.
-
-    Raises:
-        RequestError: see `Translator.evaluate`.
-    """
-    sources, references = list(strings_of(sources, "sources")), list(strings_of(references, "references"))
-    if len(sources) != len(references) or not sources:
-        raise RequestError(
-            "expected a reference for each source, and one at least; received "
-            f"{len(sources)} sources and {len(references)} references"
-        )
-    start = time.perf_counter()
-    best = [hypotheses[0] for hypotheses in stream(sources, options)]
-    seconds = time.perf_counter() - start
-    return {
-        **quality([hypothesis.text for hypothesis in best], references, tokenize),
-        "sentences": len(best),
-        "seconds": seconds,
-        "tokens_per_second": sum(len(hypothesis.ids) for hypothesis in best) / seconds,
-        "beams": options.num_beams,
-        "length_penalty": options.length_penalty,
-        "split": options.split,
-    }
 
 
 def checked_tokenizer(tokenize: str | None, language: str | None) -> str:

@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keras_transformer.errors import RequestError
-from keras_transformer.options import Config
-from keras_transformer.schema import Mismatch, Schema, number, object_of, one_of, or_null, shown, whole
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.schema import Mismatch, Schema, number, object_of, one_of, or_null, shown, whole
+from keras_transformer.spec.options import Config
 
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
@@ -46,7 +46,7 @@ class SearchOptions:
             (or of the prefix, if it is longer) + 50, which is also the default.
         n_best: how many translations to return for each line; a search returns at most `num_beams`.
         sampling: draw `n_best` translations at random instead of searching.
-        temperature, top_k, top_p: for sampling, see `keras_transformer.decoding.loop.sample`.
+        temperature, top_k, top_p: for sampling, see `keras_transformer.search.loop.sample`.
         seed: for sampling. The same seed gives the same line in the same place the same translations, whatever the
             batch size.
         alignments: also align each translation with its source.

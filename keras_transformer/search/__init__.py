@@ -1,0 +1,1 @@
+"""How answers are found: one text for Keras, NumPy and exports. Only `step` knows the model."""
