@@ -23,12 +23,12 @@ from export.certificate import artefacts_in, certify, comparison, execution, run
 from export.certificate.comparison import KeptCertificate
 from export.certificate.execution import Execution
 from export.exporting import write_artefacts
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 from tests.export import test_forms as forms
 from tests.export.sessions import keep_threads
