@@ -35,7 +35,7 @@ from keras_transformer.importing.layouts import (
     bart_options,
     completed,
 )
-from keras_transformer.importing.pieces import (
+from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,

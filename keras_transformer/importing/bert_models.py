@@ -29,7 +29,7 @@ from keras_transformer.importing.layouts import (
     labels_of,
     write_named,
 )
-from keras_transformer.importing.pieces import MAX_MODEL_BYTES, count_ids
+from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES, count_ids
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (

@@ -19,7 +19,7 @@ from keras_transformer.importing.folder import (
     Options,
     asked_search,
 )
-from keras_transformer.importing.pieces import NEVER, count_ids
+from keras_transformer.importing.sentencepiece_rewrite import NEVER, count_ids
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import end_of, text_vocabulary
 from keras_transformer.importing.weights import (

@@ -41,12 +41,11 @@ from keras_transformer.importing.layouts import (
     bart_config,
     completed,
 )
-from keras_transformer.importing.pieces import (
+from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
     fixed_logits,
-    parsed,
     tagged_vocabularies,
 )
 from keras_transformer.importing.tensors import TensorFile
@@ -54,6 +53,7 @@ from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE,
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.text.tokenizer import parse_model
 
 # Options with the one value that the architectures have. Old files say them.
 NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}
@@ -215,7 +215,7 @@ def _ids_with_model(folder: ModelFolder, model: bytes) -> dict[str, int]:
     if folder.has(IDS):
         return folder.json(IDS)
     try:
-        proto, _ = parsed(model)
+        proto = parse_model(model)
     except ValueError as error:
         raise RequestError(f"{folder.path / SENTENCEPIECE}: {error}; download it again") from error
     pieces = [each.piece for each in proto.pieces][len(CONTROLS) - 1 :]

@@ -21,10 +21,16 @@ import numpy as np
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import completed, read_named, write_named
-from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
+from keras_transformer.importing.sentencepiece_rewrite import (
+    MAX_MODEL_BYTES,
+    ControlIds,
+    Vocabulary,
+    fixed_logits,
+    joint_vocabulary,
+    sentencepiece_model,
+)
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, tokenizer_options
-from keras_transformer.importing.unigram import sentencepiece_model
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,

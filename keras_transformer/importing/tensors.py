@@ -1,15 +1,13 @@
-"""Tensors in files from outside, of safetensors or of PyTorch: where each lies, checked against the size of its file,
-and read as arrays.
+"""Reads tensors from files from outside, of safetensors or of PyTorch: finds where each lies, and checks that it lies
+in its file.
 
 A PyTorch file is a pickle, which could call any function. Here it may make tensors and ordered dictionaries alone.
-
-Formats: https://huggingface.co/docs/safetensors, "Format"; a zip archive whose index is a pickle.
+PyTorch's format is a zip archive whose index is a pickle, or, in old files, a row of pickles.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 import struct
@@ -20,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_whole
-from keras_transformer.core.schema import list_of, object_of, one_of, parse_json, whole
 
 MAX_TENSORS = 100_000
 MAX_AXES = 8
@@ -35,11 +33,6 @@ TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-SIZE = whole(0, 2**48 - 1)
-ENTRY = object_of({
-    "dtype": one_of(TYPES), "shape": list_of(SIZE, 0, MAX_AXES), "data_offsets": list_of(SIZE, 2, 2)
-})  # fmt: skip
-HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
 MAX_PICKLE_BYTES = 4 * 2**20  # an index may name many such files
 # The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
 OPERATIONS = (
@@ -138,56 +131,46 @@ def require_shape(name: str, shape: object) -> None:
 
 
 def open_safetensors(path: Path) -> TensorFile:
-    """The tensors of a file.
+    """Finds the tensors of a file. The package safetensors checks its header, and that they fill the file.
+
+    It gives NumPy no numbers of bfloat16, so `TensorFile` reads the numbers, as it does PyTorch's.
 
     Raises:
         ValueError: the file is damaged, or is no safetensors file.
+        RequestError: the package safetensors is not installed.
     """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise RequestError(
+            "weights in safetensors need the package safetensors, which is not installed: "
+            "pip install 'keras-transformer[import]'"
+        ) from None
     with path.open("rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
-        if not 2 <= num_bytes <= MAX_HEADER_BYTES:
-            raise ValueError(f"expected a header of 2 to {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
-        header = parse_json(file.read(num_bytes), HEADER)
-    header.pop("__metadata__", None)
-    start = 8 + num_bytes
-    tensors = TensorFile(path, {name: _place_of_entry(path, name, entry, start) for name, entry in header.items()})
-    _check_that_nothing_is_between(tensors, start)
-    return tensors
-
-
-def _place_of_entry(path: Path, name: str, entry: Mapping[str, Any], start: int) -> Place:
-    """Where a tensor lies; the numbers of all tensors begin at `start`."""
-    offsets = entry["data_offsets"]
-    place = Place(path, TYPES[entry["dtype"]], tuple(entry["shape"]), start + offsets[0])
-    if place.num_bytes != offsets[1] - offsets[0]:
-        raise ValueError(f"the tensor {name!r:.80} takes {place.num_bytes:,} bytes; its offsets are {offsets}")
-    return place
-
-
-def _check_that_nothing_is_between(tensors: TensorFile, start: int) -> None:
-    """Raises ValueError unless the tensors fill the file without a gap and without overlapping, as the format says."""
-    for place in sorted(tensors.places.values(), key=lambda place: (place.offset, place.num_bytes)):
-        if place.offset != start:
-            raise ValueError(f"its tensors leave a gap or overlap at byte {start:,}")
-        start += place.num_bytes
-    if start != tensors.path.stat().st_size:
-        raise ValueError("it holds something besides its tensors")
+    if num_bytes > MAX_HEADER_BYTES:  # the package takes memory for more
+        raise ValueError(f"expected a header of at most {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
+    places, start = {}, 8 + num_bytes
+    try:
+        with safe_open(path, "np") as tensors:
+            for name in tensors.offset_keys():  # one lies behind the other
+                entry = tensors.get_slice(name)
+                if entry.get_dtype() not in TYPES:
+                    raise ValueError(f"the tensor {name!r:.80} has numbers of the type {entry.get_dtype()}")
+                places[name] = Place(path, TYPES[entry.get_dtype()], tuple(entry.get_shape()), start)
+                start += places[name].num_bytes
+    except SafetensorError as error:
+        raise ValueError(str(error)[:200]) from error
+    return TensorFile(path, places)
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes float32 tensors, each under its name, in the order of the names."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # other readers ask for it
-    offset = 0
-    for name, array in sorted(arrays.items()):
-        offsets = [offset, offset + 4 * array.size]
-        header[name] = {"dtype": "F32", "shape": [*array.shape], "data_offsets": offsets}
-        offset = offsets[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    with write_whole(path) as aside, aside.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in sorted(arrays.items()):
-            file.write(np.ascontiguousarray(array, "<f4").data)
+    """Writes tensors in float32, each under its name. Raises RequestError if the package safetensors is missing."""
+    from safetensors.numpy import save_file
+
+    stored = {name: np.asarray(array, "<f4", order="C") for name, array in arrays.items()}
+    with write_whole(path) as aside:
+        save_file(stored, aside, {"format": "pt"})  # other readers ask for the format
 
 
 class StorageType(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
-from keras_transformer.importing.pieces import Vocabulary
-from keras_transformer.importing.unigram import steps_of
+from keras_transformer.importing.sentencepiece_rewrite import Vocabulary, steps_of
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_transformer.core.errors import RequestError, load_tensorflow
 from keras_transformer.core.task_registry import task_named
 from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.pieces import Vocabulary
+from keras_transformer.importing.sentencepiece_rewrite import Vocabulary
 from keras_transformer.importing.tensors import Place, TensorFile, blocks, open_safetensors, open_torch
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
@@ -241,6 +241,8 @@ def _opened(folder: ModelFolder, name: str, open_file: Opener) -> TensorFile:
     path = folder.file(name)
     try:
         return open_file(path)
+    except RequestError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{folder.path / name} is damaged or not a file of weights: {error}") from error
 

@@ -25,8 +25,6 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from sentencepiece import sentencepiece_model_pb2
-
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.folders import scratch_folder, unlock
 from keras_transformer.core.machine import num_cores
@@ -37,7 +35,7 @@ from keras_transformer.text.tokenized import (
     join_side,
     write_meta,
 )
-from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer, parse_model
 
 # SentencePiece scores an unknown character this much below its worst piece.
 _UNKNOWN_PENALTY = 10.0
@@ -78,7 +76,7 @@ class SubwordSampler:
     """
 
     def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str = ""):
-        model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]
+        model = parse_model(tokenizer.model)
         pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type == piece.NORMAL]
         self._whole = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.USER_DEFINED}
         self._around_whole = re.compile("({})".format("|".join(map(re.escape, self._whole)) or "(?!)"))

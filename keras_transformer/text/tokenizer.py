@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,13 +83,13 @@ class Tokenizer:
     @cached_property
     def model_type(self) -> str:
         """ "unigram", "bpe" or "char"."""
-        spec = self._specification().trainer_spec
+        spec = parse_model(self.model).trainer_spec
         return spec.ModelType.Name(spec.model_type).lower()
 
     @cached_property
     def has_denormalizer(self) -> bool:
         """Whether decoding rewrites the joined text by rules. Vocabularies that this project trains never do."""
-        return bool(self._specification().denormalizer_spec.precompiled_charsmap)
+        return bool(parse_model(self.model).denormalizer_spec.precompiled_charsmap)
 
     @cached_property
     def has_unused_pieces(self) -> bool:
@@ -98,7 +99,7 @@ class Tokenizer:
     @cached_property
     def alphabet(self) -> set[str]:
         """The characters that pieces spell, the space among them."""
-        pieces = self._specification().pieces
+        pieces = parse_model(self.model).pieces
         return {*"".join(one.piece for one in pieces if one.type == one.NORMAL).replace(SPACE, " "), " "}
 
     @cached_property
@@ -119,23 +120,18 @@ class Tokenizer:
     @cached_property
     def tags(self) -> dict[str, int]:
         """Words before a source that are one piece wherever they stand, such as `<2de>`, and their ids."""
-        pieces = enumerate(self._specification().pieces)
+        pieces = enumerate(parse_model(self.model).pieces)
         return {one.piece: id for id, one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK}
 
     def decoding_model(self) -> bytes:
         """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
         if not self.has_unused_pieces:
             return self.model
-        specification = self._specification()
+        specification = parse_model(self.model)
         for piece in specification.pieces:
             if piece.type == piece.UNUSED:
                 piece.type = piece.NORMAL
         return specification.SerializeToString(deterministic=True)
-
-    def _specification(self) -> Any:
-        from sentencepiece import sentencepiece_model_pb2
-
-        return sentencepiece_model_pb2.ModelProto.FromString(self.model)  # type: ignore[attr-defined]
 
     @classmethod
     def train(
@@ -180,7 +176,7 @@ class Tokenizer:
 
     def normalized_by(self, normalization: str) -> Tokenizer:
         """The same pieces for text that is normalised as `normalization` says; see `train`."""
-        model = self._specification()
+        model = parse_model(self.model)
         normalizer = normalizer_of(normalization, None if self.has_bytes else self.alphabet)
         rules = type(model.normalizer_spec).FromString(normalizer.serialized_normalizer_spec())
         model.normalizer_spec.name = normalization if normalization in NORMALIZATIONS else rules.name
@@ -293,6 +289,20 @@ class Tokenizer:
         if self._processor.is_unknown(id):
             return self._processor.decode([id]).encode()
         return piece.replace(SPACE, " ").encode()
+
+
+def parse_model(model: bytes) -> Any:
+    """Parses a SentencePiece model: returns its `ModelProto`, a message of protobuf without types for Python.
+
+    Raises:
+        ValueError: the model is damaged.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return import_module("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(model)
+    except DecodeError as error:
+        raise ValueError("it is damaged or not a SentencePiece model") from error
 
 
 def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -16,7 +16,7 @@ from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
-from keras_transformer.importing.pieces import fixed_logits
+from keras_transformer.importing.sentencepiece_rewrite import fixed_logits
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.search_options import Decoding

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from safetensors.numpy import save
 
 from keras_transformer.importing.tensors import open_safetensors
 from tests.tiny_text import lines
@@ -381,19 +382,9 @@ def tensors_of(folder: Path) -> Arrays:
     return {name: file.read(name) for name in file.places}
 
 
-def safetensors(arrays: Arrays, dtype: str = "F32") -> bytes:
-    """Arrays in safetensors' format, written by hand."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset, contents = 0, []
-    for name, array in arrays.items():
-        if dtype == "BF16":  # the upper half of each number
-            array = (np.ascontiguousarray(array).view("uint32") >> 16).astype("uint16")
-        contents.append((array if dtype == "BF16" else array.astype(f"float{dtype[1:]}")).tobytes())
-        offsets = [offset, offset + len(contents[-1])]
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
-        offset = offsets[1]
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(contents)
+def safetensors(arrays: Arrays, dtype: Any = "float32") -> bytes:
+    """Arrays in safetensors' format."""
+    return save({name: np.asarray(array, dtype, order="C") for name, array in arrays.items()}, {"format": "pt"})
 
 
 def split(folder: Path, count: int = 3) -> Path:
