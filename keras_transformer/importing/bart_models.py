@@ -16,24 +16,23 @@ order. Decoding starts with the pad id, so the row of our start id is a copy of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import (
-    OUTPUT,
-    POSITIONS,
-    SEQ2SEQ_FIXED,
-    SEQ2SEQ_WITHOUT_EFFECT,
-    SHARED,
-    SOURCE,
-    TARGET,
-    bart_blocks,
-    bart_config,
-    bart_options,
+from keras_transformer.importing.folder import (
+    GENERATION,
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
     completed,
+    options_of,
+    read_named,
+    search_of,
+    write_named,
 )
 from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
@@ -47,13 +46,45 @@ from keras_transformer.importing.sentencepiece_rewrite import (
 )
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
-from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.weights import (
+    PROJECTIONS,
+    TRANSPOSED,
+    Imported,
+    Layout,
+    Weight,
+    Weights,
+    first_of,
+    norm_weights,
+    open_weights,
+)
+from keras_transformer.spec import model_spec
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END
 
-# Options with the one value that the architecture has. Old files say them.
-BART_FIXED: Config = {
+SEQ2SEQ_REQUIRED: RequiredValues = {
+    "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
+    "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
+    "pruned_heads": {}, "tie_encoder_decoder": False,
+}  # fmt: skip
+# Options that act in training alone, or repeat others.
+SEQ2SEQ_WITHOUT_EFFECT = {
+    "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
+    "extra_pos_embeddings", "num_hidden_layers",
+}  # fmt: skip
+BART_EPSILON = 1e-5  # PyTorch's, for layer normalization
+# Arguments of our model, and what the architectures call them; for `norm`, what they call its ε.
+BART_NAMES = {
+    "num_heads": "encoder_attention_heads", "intermediate_dim": "encoder_ffn_dim", "hidden_dim": "d_model",
+    "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "activation": "activation_function",
+}  # fmt: skip
+DECODER_NAMES = {"num_heads": "decoder_attention_heads", "intermediate_dim": "decoder_ffn_dim"}
+ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
+SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+BART_REQUIRED: RequiredValues = {
     "normalize_embedding": True, "static_position_embeddings": False, "tie_word_embeddings": True,
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
@@ -61,8 +92,7 @@ BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
 LACKING = {"min_length": 0, "no_repeat_ngram_size": 0}  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
-# Options with the one value that the architecture has. Old files say them.
-MARIAN_FIXED: Config = {"normalize_embedding": False, "static_position_embeddings": True}
+MARIAN_REQUIRED: RequiredValues = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 def read_bart(folder: ModelFolder) -> Imported:
@@ -71,7 +101,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **BART_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_REQUIRED, **BART_REQUIRED})
     options.take_start(folder)
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
@@ -79,7 +109,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     lacking = {**LACKING, "forced_bos_token_id": first}
     search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, lacking)
     config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, bart_layout(file, config, ids, size))
@@ -140,6 +170,58 @@ def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
     return Layout(table, sizes, orders, {*copies, *VERSIONS})
 
 
+def bart_config(options: Options) -> Config:
+    """The arguments of our model that the architectures have in common."""
+    config = read_named(options, BART_NAMES, dropout=0.1, attention_dropout=0.0)
+    for ours, theirs in DECODER_NAMES.items():
+        if (received := options.size(theirs)) != config[ours]:
+            raise options.refusal(theirs, received, f"{config[ours]}, as in the encoder")
+    return {
+        **config,
+        "max_source_length": options.size("max_position_embeddings") - 1,  # less the end id
+        "norm": {"name": "layer", "epsilon": BART_EPSILON},
+        "attention_bias": True,
+        "output_bias": True,
+        "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
+    }
+
+
+def bart_options(config: Config) -> Config:
+    """The options that `bart_config` reads as this configuration, if the architectures have a form of it."""
+    return {
+        **write_named(config, BART_NAMES),
+        **write_named(config, DECODER_NAMES),
+        "max_position_embeddings": config["max_source_length"] + 1,
+        "scale_embedding": config["embedding_scale"] != 1,
+    }
+
+
+def bart_blocks(config: Config) -> Iterator[Weight]:
+    """The weights of the blocks. H is the width of all heads, of which no order changes."""
+    for stack, names, depth in zip(
+        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), model_spec.depths(config), strict=True
+    ):
+        for number in range(depth):
+            block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
+            for name in names:
+                yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
+            feed_forward = f"{block}.feed_forward"
+            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", order=TRANSPOSED)
+            yield Weight(f"{feed_forward}.bias_in", f"{layer}.fc1.bias", "F")
+            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", order=TRANSPOSED)
+            yield Weight(f"{feed_forward}.bias_out", f"{layer}.fc2.bias", "D")
+            yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
+
+
+def _attention(ours: str, theirs: str) -> Iterator[Weight]:
+    for name, projection in PROJECTIONS.items():
+        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", order=TRANSPOSED)
+        yield Weight(f"{ours}.{name}_bias", f"{theirs}.{projection}.bias", "H")
+    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", order=TRANSPOSED)
+    yield Weight(f"{ours}.output_bias", f"{theirs}.out_proj.bias", "D")
+    yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
+
+
 class _Ids(NamedTuple):
     """Their ids of pieces, on both sides; mostly one vocabulary with one embedding.
 
@@ -161,7 +243,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **MARIAN_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_REQUIRED, **MARIAN_REQUIRED})
     options.take_start(folder)
     ids = _marian_ids(folder, options)
     tokenizer = tokenizer_options(folder)
@@ -171,7 +253,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     source, target = _vocabularies(folder, ids, *controls)
     sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": None if ids.is_shared else len(source.ids)}
     config = marian_arguments(options) | sizes
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     check_positions(file, config["hidden_dim"])

@@ -17,22 +17,21 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import having, list_of, object_of, or_null, shown
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import (
-    ENCODER_BLOCK,
-    ENCODER_FIXED,
-    ENCODER_NAMES,
-    ENCODER_WITHOUT_EFFECT,
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
     completed,
-    encoder_block,
-    encoder_config,
-    labels_of,
+    options_of,
+    read_named,
     write_named,
 )
 from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES, count_ids
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (
+    PROJECTIONS,
     TRANSPOSED,
     Imported,
     Layout,
@@ -45,10 +44,34 @@ from keras_transformer.importing.weights import (
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
 
+ENCODER_REQUIRED: RequiredValues = {
+    "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}  # fmt: skip
+ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
+MAX_LABELS = 1_000_000
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
+ENCODER_NAMES = {
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size", "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob", "activation": "hidden_act", "norm": "layer_norm_eps",
+}  # fmt: skip
+# What BERT and RoBERTa call the modules of a block, by what they are here.
+ENCODER_BLOCK = {
+    **{name: f"attention.self.{name}" for name in PROJECTIONS}, "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "in": "intermediate.dense", "out": "output.dense",
+    "norm": "output.LayerNorm",
+}  # fmt: skip
+# The other products of a block: our kernel and bias, which module of theirs, its axes.
+PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "output", "DH"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "in", "FD"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "out", "DF"),
+]
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-ONLY: Config = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+BERT_REQUIRED: RequiredValues = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
 OTHER_HEADS = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}  # whether a sentence follows another
 # Options of other heads, of training, and ids that the tokenizer tells.
 WITHOUT_EFFECT = {
@@ -129,7 +152,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option, a head or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**ENCODER_FIXED, **ONLY})
+    options = options_of(folder, "config.json", {**ENCODER_REQUIRED, **BERT_REQUIRED})
     size = options.size("vocab_size")
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if _has_labels(architecture, file) else []
@@ -144,7 +167,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
     num_segments = architecture.num_segments and options.size("type_vocab_size", architecture.num_segments)
     config["context_length"] = min(config["context_length"], _longest(folder, config["context_length"]))
     config |= {"vocabulary_size": len(ids), "num_control_ids": num_control_ids, **_vectors(folder)}
-    options.finish(INERT | ENCODER_WITHOUT_EFFECT | WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | ENCODER_WITHOUT_EFFECT | WITHOUT_EFFECT)
     config = completed(options, config, complete)
     weights = Weights(file, layout(architecture, file, config, ids, size, (first, rows), num_segments))
     # After the file has shown that it has a row for each.
@@ -352,3 +375,49 @@ def _head(architecture: Architecture, file: TensorFile, config: Config) -> Itera
 def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
     """The weights of a norm; old files have other names for them."""
     return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
+
+
+def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:
+    """The arguments of our model that the architectures have in common. `dropout` is what an option left out means."""
+    defaults: Config = {"dropout": dropout, "attention_dropout": dropout, "activation": "gelu", "norm": 1e-12}
+    return {**read_named(options, names, **defaults), "positions": "learned", "attention_bias": True}
+
+
+def labels_of(options: Options) -> list[str]:
+    """The labels in the order of the logits. Of equal names the later ones get their number too.
+
+    Raises:
+        RequestError: they are not numbered from 0, or are no texts, or a text or an image has several.
+    """
+    options.expect({"problem_type": "single_label_classification"})
+    names = options.pop("id2label") or DEFAULT_LABELS
+    options.pop("label2id")
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict | list) else []
+    if not isinstance(names, dict) or not 2 <= len(names) <= MAX_LABELS or {*names} != {*numbers}:
+        raise options.refusal("id2label", names, "labels by their numbers, from 0, at least two")
+    labels: dict[str, None] = {}  # in order, and each once
+    for number in numbers:
+        if not isinstance(label := names[number], str):
+            raise options.refusal("id2label", label, "texts")
+        while label in labels:
+            label = f"{label} ({number})"
+        labels[label] = None
+    return list(labels)
+
+
+def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: bool = True) -> Iterator[Weight]:
+    """The weights of a block but its norms. H is the width of all heads, of which no order changes.
+
+    Args:
+        ours, theirs: the names of the block.
+        names: what theirs calls its modules, see `ENCODER_BLOCK`.
+        has_biases: whether queries, keys and values have biases.
+    """
+    for name in PROJECTIONS:
+        projection = f"{theirs}.{names[name]}"
+        yield Weight(f"{ours}.self_attention.{name}_kernel", f"{projection}.weight", "HD", order=TRANSPOSED)
+        default = None if has_biases else 0.0
+        yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
+    for kernel, bias, name, axes in PRODUCTS:
+        yield Weight(f"{ours}.{kernel}", f"{theirs}.{names[name]}.weight", axes, order=TRANSPOSED)
+        yield Weight(f"{ours}.{bias}", f"{theirs}.{names[name]}.bias", axes[0])

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from keras_transformer.core.errors import RequestError, abridged, warn
 from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_json, shown, whole
 from keras_transformer.runs.run_config import MAX_LICENSE
+from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
 Choice = TypeVar("Choice")
+# Options of an architecture that may have one value alone, see `Options.expect`. Some of them only old files name.
+RequiredValues: TypeAlias = Mapping[str, bool | int | float | str | dict[str, str] | None]
 MAX_SIZE = 4_000_000
 ACTIVATIONS = {  # Hugging Face's names, and ours
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
@@ -25,17 +28,17 @@ ACTIVATIONS = {  # Hugging Face's names, and ours
 }  # fmt: skip
 # Words in the names of options by which some model computes otherwise. An option that no importer knows is refused if
 # it has one of them, unless it is null or false; others are ignored, as transformers ignores them, and listed.
-ACTING = re.compile(
+RISKY_OPTION = re.compile(
     "act|adapt|alibi|alpha|attention|attn|beta|bias|cap|channel|chunk|conv|depth|dim|divisor|do_|embed|experts?|factor|"
     "ffn|gamma|gate|group|head|hidden|id$|ids$|kernel|layer|lora|mask|max|mlp|moe|multiplier|norm|num|offset|order|pad|"
     "parallel|patch|pos|prune|quant|ratio|rank|residual|rope|rot|router|scal|score|segment|share|size|skip|softmax|"
     "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
 )
-EVERY, NONE = re.compile(""), re.compile("(?!)")
+ANY_OPTION, NO_OPTION = re.compile(""), re.compile("(?!)")
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 MAX_TOLD = 20  # so many options that are ignored are named
 # What a configuration of any architecture may say without changing a translation.
-INERT = {
+HARMLESS_OPTIONS = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "cls_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label",
@@ -45,7 +48,7 @@ INERT = {
     "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
-NEUTRAL_SEARCH: Config = {
+NEUTRAL_SEARCH: RequiredValues = {
     "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0, "do_sample": False,
     "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None, "force_words_ids": None, "forced_bos_token_id": None,
@@ -213,27 +216,27 @@ class Options:
             raise self.refusal(name, value, of_type(allowed).expected)
         return value
 
-    def expect(self, only: Config) -> None:
+    def expect(self, required: RequiredValues) -> None:
         """Takes options out that may have one value alone. Options that are missing, null, or an empty list or object
         pass: they ask for nothing.
 
         Raises:
             RequestError: one has another value.
         """
-        for name, value in only.items():
+        for name, value in required.items():
             received = self.pop(name)
             is_same = received == value and isinstance(received, bool) == isinstance(value, bool)
             if not is_same and received not in NOTHING:
                 raise self.refusal(name, received, f"{value!r} alone")
 
-    def finish(self, inert: set[str], acting: re.Pattern[str] = ACTING) -> None:
-        """Ignores the options that are left, and lists those that are not among the inert ones in one warning.
+    def finish(self, harmless: set[str], risky: re.Pattern[str] = RISKY_OPTION) -> None:
+        """Ignores the options that are left, and lists those that are not among the harmless ones in one warning.
 
         Raises:
-            RequestError: the name of one has a word of `acting`, and it is neither null nor false.
+            RequestError: the name of one has a word of `risky`, and it is neither null nor false.
         """
-        left = sorted(name for name, value in self._values.items() if name not in inert and value is not None)
-        told = [name for name in left if not acting.search(name.lower())]
+        left = sorted(name for name, value in self._values.items() if name not in harmless and value is not None)
+        told = [name for name in left if not risky.search(name.lower())]
         for name in left:
             if name not in told and self._values[name] is not False:
                 raise self.refusal(name, self._values[name], "only options that this importer knows")
@@ -261,12 +264,14 @@ def tell_ignored(where: object, names: Sequence[str]) -> None:
         warn(f"{where}: ignored: {abridged((f'{name!r:.60}' for name in names), MAX_TOLD)}")
 
 
-def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_many_ends: bool = False) -> Options:
+def options_of(
+    folder: ModelFolder, name: str, required: RequiredValues | None = None, has_many_ends: bool = False
+) -> Options:
     """The options in a JSON file of a folder. A list of one end id becomes that id.
 
     Args:
         folder, name: the folder, and the file.
-        only: options that may have one value alone, see `Options.expect`.
+        required: options that may have one value alone, see `Options.expect`.
         has_many_ends: whether several ids may end a text.
 
     Raises:
@@ -278,8 +283,36 @@ def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_m
         if not ends or ends.count(ends[0]) < len(ends):
             raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
         options = Options({**values, "eos_token_id": ends[0]}, options.where)
-    options.expect(only or {})
+    options.expect(required or {})
     return options
+
+
+def read_named(options: Options, names: Mapping[str, str], norm_name: str = "layer", **defaults: Any) -> Config:
+    """Arguments of our model, which an architecture has under these names. That of `norm` is the ε of a norm."""
+    readers: dict[str, Callable[..., Any]] = {
+        "activation": Options.activation, "norm": Options.number, "dropout": Options.number,
+        "attention_dropout": Options.number,
+    }  # fmt: skip
+    config = {
+        ours: readers.get(ours, Options.size)(options, theirs, defaults.get(ours)) for ours, theirs in names.items()
+    }
+    return config | ({"norm": {"name": norm_name, "epsilon": config["norm"]}} if "norm" in names else {})
+
+
+def write_named(config: Config, names: Mapping[str, str]) -> Config:
+    """The options that `read_named` reads as this configuration, which must be complete."""
+    name = config["activation"]["name"]
+    activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == name), name)
+    values = {**config, "activation": activation, "norm": config["norm"]["epsilon"]}
+    return {theirs: values[ours] for ours, theirs in names.items()}
+
+
+def completed(options: Options, config: Config, complete: Callable[[Config], Config] = model_spec.complete) -> Config:
+    """The complete arguments of our model. Raises RequestError, which names the file, if no model has these."""
+    try:
+        return complete(config)
+    except ValueError as error:
+        raise RequestError(f"{options.where}: {error}") from error
 
 
 def license_of(folder: ModelFolder) -> str:
@@ -355,5 +388,5 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
         "num_beams": options.whole("num_beams", 1_000, 1) or 1,
         "length_penalty": options.number("length_penalty", 1.0),
     }
-    options.finish(INERT | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
+    options.finish(HARMLESS_OPTIONS | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
     return {**search, "max_length": longest} if longest else search

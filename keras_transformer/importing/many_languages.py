@@ -23,23 +23,30 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bart_models import (
-    BART_FIXED,
+    BART_REQUIRED,
     BART_WITHOUT_EFFECT,
     OFFSET,
-    bart_arguments,
-    bart_layout,
-)
-from keras_transformer.importing.folder import GENERATION, INERT, SPECIAL, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import (
     OUTPUT,
-    SEQ2SEQ_FIXED,
+    SEQ2SEQ_REQUIRED,
     SEQ2SEQ_WITHOUT_EFFECT,
     SHARED,
     SOURCE,
     TARGET,
+    bart_arguments,
     bart_blocks,
     bart_config,
+    bart_layout,
+)
+from keras_transformer.importing.folder import (
+    GENERATION,
+    HARMLESS_OPTIONS,
+    SPECIAL,
+    ModelFolder,
+    Options,
+    RequiredValues,
     completed,
+    options_of,
+    search_of,
 )
 from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
@@ -55,13 +62,12 @@ from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import parse_model
 
-# Options with the one value that the architectures have. Old files say them.
-NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}
-FIXED: Config = {
-    **SEQ2SEQ_FIXED, **NORMS, "normalize_embedding": False, "static_position_embeddings": True,
+NORMS: RequiredValues = {"add_final_layer_norm": True, "normalize_before": True}
+REQUIRED: RequiredValues = {
+    **SEQ2SEQ_REQUIRED, **NORMS, "normalize_embedding": False, "static_position_embeddings": True,
     "tie_word_embeddings": True,
 }  # fmt: skip
-MBART_FIXED: Config = {**SEQ2SEQ_FIXED, **BART_FIXED, **NORMS}
+MBART_REQUIRED: RequiredValues = {**SEQ2SEQ_REQUIRED, **BART_REQUIRED, **NORMS}
 FINAL_NORMS = [
     *norm_weights("encoder_stack.norm", "model.encoder.layer_norm"),
     *norm_weights("decoder_stack.norm", "model.decoder.layer_norm"),
@@ -99,21 +105,21 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, the folder names no languages or has tags behind sources, or the
             model has an option or a tensor that is not known.
     """
-    return _read(folder, FIXED, arguments, layout)
+    return _read(folder, REQUIRED, arguments, layout)
 
 
 def read_mbart(folder: ModelFolder) -> Imported:
     """Reads a model of mBART-50. Raises RequestError as `read`."""
-    return _read(folder, MBART_FIXED, mbart_arguments, mbart_layout)
+    return _read(folder, MBART_REQUIRED, mbart_arguments, mbart_layout)
 
 
 def _read(
     folder: ModelFolder,
-    fixed: Config,
+    required: RequiredValues,
     arguments: Callable[[Options], Config],
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
-    options = options_of(folder, "config.json", fixed)
+    options = options_of(folder, "config.json", required)
     options.take_start(folder)
     size = options.size("vocab_size")
     text = _text(folder, size)
@@ -125,7 +131,7 @@ def _read(
     search = search_of(folder, options, control.end, {*control} - {control.end}, named)
     ids = vocabularies[0].ids
     config = arguments(options) | {"vocabulary_size": len(ids)}
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))

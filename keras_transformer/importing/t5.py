@@ -19,8 +19,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import completed, read_named, write_named
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    completed,
+    options_of,
+    read_named,
+    search_of,
+    write_named,
+)
 from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
@@ -51,8 +60,7 @@ FEED_FORWARDS = {
     "gated-gelu": ("gated", "gelu_tanh", "gelu_new"),
     "gated-silu": ("gated", "silu", "silu"),
 }
-# Options with the one value that the architecture has.
-FIXED: Config = {
+REQUIRED: RequiredValues = {
     "add_cross_attention": False, "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True,
     "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
@@ -88,7 +96,7 @@ def read_mt5(folder: ModelFolder) -> Imported:
 
 
 def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
-    options.expect(FIXED)
+    options.expect(REQUIRED)
     options.take_start(folder)
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
@@ -101,7 +109,7 @@ def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
     config = arguments(options, "gated-gelu" if is_mt5 else "relu")
     config |= {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
     config["num_control_ids"] = vocabulary.num_control_ids
-    options.finish(INERT | WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | WITHOUT_EFFECT)
     config = completed(options, config)
     return Imported(config, Weights(file, layout(file, config, vocabulary.ids, size, is_scaled)), (vocabulary,), search)
 

@@ -9,21 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import (
+from keras_transformer.importing.bert_models import (
     ENCODER_BLOCK,
-    ENCODER_FIXED,
     ENCODER_NAMES,
+    ENCODER_REQUIRED,
     ENCODER_WITHOUT_EFFECT,
-    PARTS,
-    completed,
     encoder_block,
     encoder_config,
     labels_of,
+)
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    completed,
+    options_of,
     read_named,
     write_named,
 )
 from keras_transformer.importing.weights import (
+    PROJECTIONS,
     TRANSPOSED,
     Imported,
     Layout,
@@ -37,7 +43,7 @@ from keras_transformer.spec.options import Config
 
 PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
 # Options of the processor with the one value that images are read with here, see `read_image`.
-PROCESSOR_FIXED: Config = {
+PROCESSOR_REQUIRED: RequiredValues = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
 }  # fmt: skip
 PROCESSOR_WITHOUT_EFFECT = {
@@ -46,7 +52,7 @@ PROCESSOR_WITHOUT_EFFECT = {
 }  # fmt: skip
 IMAGE_NAMES = {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"}
 OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
-BLOCK = {**ENCODER_BLOCK, **{name: f"attention.attention.{name}" for name in PARTS}}
+BLOCK = {**ENCODER_BLOCK, **{name: f"attention.attention.{name}" for name in PROJECTIONS}}
 KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
 
@@ -56,10 +62,10 @@ def read(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", ENCODER_FIXED)
+    options = options_of(folder, "config.json", ENCODER_REQUIRED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
     config = arguments(options, len(labels))
-    options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
+    options.finish(HARMLESS_OPTIONS | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
     config |= _pixels(folder, config["image_size"])
     config = completed(options, config, complete)
     return Imported(config, Weights(open_weights(folder), layout(config, has_biases)), labels=labels)
@@ -87,7 +93,7 @@ def _pixels(folder: ModelFolder, image_size: int) -> Config:
     """What is subtracted from pixels and what they are divided by, from the options of the processor."""
     if folder.has(PROCESSORS):
         raise RequestError(f"{folder.path}: expected {PROCESSOR} alone; received {PROCESSORS} too: join them")
-    options = options_of(folder, PROCESSOR, PROCESSOR_FIXED)
+    options = options_of(folder, PROCESSOR, PROCESSOR_REQUIRED)
     size = options.pop("size", image_size)
     if size not in (image_size, {"height": image_size, "width": image_size}):
         raise options.refusal("size", size, f"{image_size}, as in config.json")

@@ -21,6 +21,8 @@ from keras_transformer.spec.options import Config
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
+# What most architectures call the kernels of queries, keys and values.
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 TRANSPOSED = (1, 0)  # a kernel that has outputs before inputs
 Opener = Callable[[Path], TensorFile]
 FILES: dict[str, Opener] = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}

@@ -10,7 +10,13 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT, ModelFolder
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    NEUTRAL_SEARCH,
+    READ_SEARCH,
+    SEARCH_WITHOUT_EFFECT,
+    ModelFolder,
+)
 from keras_transformer.importing.huggingface import ADAPTER, HARMLESS, SMALL_FILES, WEIGHTS, read_huggingface
 from tests.importing.theirs import KINDS, change, safetensors, tensors_of, unpack, write
 
@@ -104,11 +110,11 @@ def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
     change(folder, "config.json", **{f"a{number}\n": number for number in range(30)})
     read_huggingface(folder)
     assert capsys.readouterr().err.count("\n") == 2
-    acting: dict[str, Any] = {
+    risky: dict[str, Any] = {
         "sliding_window": 4096, "attention_multiplier": 0.5, "logit_scale": 2, "final_logit_softcapping": 30.0,
         "residual_multiplier": 0.2, "hidden_size": 8, "num_experts": 8, "use_parallel_residual": True, "quantized": {},
     }  # fmt: skip
-    for name, value in acting.items():
+    for name, value in risky.items():
         write("marian", tmp_path, **{name: value})
         with pytest.raises(RequestError, match=f"'{name}': expected only options that this importer knows"):
             read_huggingface(folder)
@@ -124,7 +130,7 @@ def test_every_option_that_transformers_has_is_known(kind, tmp_path, capsys):
     change(folder, "config.json", **every)
     assert read_huggingface(folder).config == expected
     assert "ignored" not in capsys.readouterr().err
-    known = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, *INERT}
+    known = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, *HARMLESS_OPTIONS}
     known |= {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
     assert {*transformers.GenerationConfig().to_dict()} <= known
 
