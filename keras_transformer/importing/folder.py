@@ -20,7 +20,8 @@ MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
 Choice = TypeVar("Choice")
 # Options of an architecture that may have one value alone, see `Options.expect`. Some of them only old files name.
-RequiredValues: TypeAlias = Mapping[str, bool | int | float | str | dict[str, str] | None]
+Value: TypeAlias = bool | int | float | str | dict[str, str] | None
+RequiredValues: TypeAlias = Mapping[str, Value]
 MAX_SIZE = 4_000_000
 ACTIVATIONS = {  # Hugging Face's names, and ours
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
@@ -70,7 +71,7 @@ SEARCH_WITHOUT_EFFECT = {
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
 GENERATION, START_ID = "generation_config.json", "decoder_start_token_id"
-NOTHING: tuple[object, ...] = (None, [], {})  # values of an option that ask for nothing
+NOTHING: tuple[None, list[str], dict[str, str]] = (None, [], {})  # values of an option that ask for nothing
 LICENSES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
 MAX_LICENSE_BYTES = 64 * 2**10  # so much is read of a file that may name the licence
 
@@ -152,7 +153,7 @@ class Options:
         self.where = where
         self._values = dict(values)
 
-    def pop(self, name: str, default: object = None) -> Any:
+    def pop(self, name: str, default: Value = None) -> Any:
         """Takes an option out; `default` if it is not there."""
         return self._values.pop(name, default)
 
@@ -242,7 +243,7 @@ class Options:
                 raise self.refusal(name, self._values[name], "only options that this importer knows")
         tell_ignored(self.where, told)
 
-    def tell_lost(self, lacking: Mapping[str, object]) -> None:
+    def tell_lost(self, lacking: RequiredValues) -> None:
         """Takes options of a search out. One warning names those that ask for what our search does not have.
 
         Args:
@@ -258,7 +259,7 @@ class Options:
         return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
 
 
-def tell_ignored(where: object, names: Sequence[str]) -> None:
+def tell_ignored(where: str | Path, names: Sequence[str]) -> None:
     """Warns, in one line, of options or files in a place that are not read; of at most `MAX_TOLD` by their names."""
     if names:
         warn(f"{where}: ignored: {abridged((f'{name!r:.60}' for name in names), MAX_TOLD)}")
@@ -287,9 +288,9 @@ def options_of(
     return options
 
 
-def read_named(options: Options, names: Mapping[str, str], norm_name: str = "layer", **defaults: Any) -> Config:
+def read_named(options: Options, names: Mapping[str, str], norm_name: str = "layer", **defaults: Value) -> Config:
     """Arguments of our model, which an architecture has under these names. That of `norm` is the ε of a norm."""
-    readers: dict[str, Callable[..., Any]] = {
+    readers: dict[str, Callable[..., float | str]] = {
         "activation": Options.activation, "norm": Options.number, "dropout": Options.number,
         "attention_dropout": Options.number,
     }  # fmt: skip
@@ -360,7 +361,7 @@ def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = Fal
     return options_of(folder, GENERATION, has_many_ends=has_many_ends) if folder.has(GENERATION) else options
 
 
-def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Mapping[str, object]) -> Config:
+def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: RequiredValues) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less

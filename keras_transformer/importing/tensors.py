@@ -123,10 +123,9 @@ def _numbers(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype("float32", copy=False)
 
 
-def require_shape(name: str, shape: object) -> None:
-    """Raises ValueError unless the shape is a tuple of a few whole numbers, none of them negative."""
-    is_shape = isinstance(shape, tuple) and len(shape) <= MAX_AXES
-    if not (is_shape and all(type(size) is int and 0 <= size < 2**48 for size in shape)):  # type: ignore[attr-defined]
+def require_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless the shape has a few whole numbers, none of them negative."""
+    if len(shape) > MAX_AXES or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
         raise ValueError(f"the tensor {name!r:.80} has the impossible shape {shape!r:.80}")
 
 
@@ -220,8 +219,6 @@ def open_torch(path: Path) -> TensorFile:
         with path.open("rb") as file:
             is_archive = file.read(4) == b"PK\x03\x04"
         entries, start_of = _read_archive(path) if is_archive else _read_row(path)
-        if not isinstance(entries, dict):
-            raise ValueError(f"expected a dictionary of tensors; received {type(entries).__name__}")
         return TensorFile(path, {name: _place(path, name, tensor, start_of) for name, tensor in entries.items()})
     except DAMAGED_PICKLE as error:
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
@@ -237,42 +234,50 @@ def _place(path: Path, name: str, tensor: object, start_of: Callable[[Storage], 
     return place._replace(offset=start_of(tensor.storage) + tensor.first * size)
 
 
+# Python's own unpickler in Python, of which type checkers know nothing: the one in C takes memory for whatever place of
+# its memo a pickle names.
+PythonUnpickler: Any = vars(pickle)["_Unpickler"]
+
+
 class _Operations(dict):
     """What Python's unpickler does for each of `OPERATIONS`."""
 
     def __init__(self) -> None:
         codes = [getattr(pickle, name)[0] for name in OPERATIONS]
-        super().__init__((code, pickle._Unpickler.dispatch[code]) for code in codes)  # type: ignore[attr-defined]
+        super().__init__((code, PythonUnpickler.dispatch[code]) for code in codes)
 
     def __missing__(self, code: int) -> None:
         raise ValueError(f"its pickle has the operation {bytes([code])!r}, which `torch.save` never writes")
 
 
-class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
+class _TensorUnpickler(PythonUnpickler):
     """Unpickles tensors and dictionaries alone.
 
-    It is Python's own unpickler in Python: the one in C takes memory for whatever place of its memo a pickle names. A
-    pickle may name an object again, and so build one of 2^n parts in 2n bytes: of what it builds nothing but text and
+    A pickle may name an object again, and so build one of 2^n parts in 2n bytes: of what it builds nothing but text and
     whole numbers is hashed, compared or shown.
     """
 
     dispatch = _Operations()
-    stack: list[Any]
-    append: Callable[[object], None]
+
+    def entries(self) -> Entries:
+        """Unpickles a dictionary."""
+        found = self.load()
+        if not isinstance(found, Entries):
+            raise ValueError(f"expected a dictionary of tensors; received {type(found).__name__}")
+        return found
 
     def _make_dictionary(self) -> None:
-        self.append(Entries())  # type: ignore[attr-defined]
+        self.append(Entries())
 
     def _drop_attributes(self) -> None:
-        stack: list[object] = self.stack  # type: ignore[attr-defined]
-        stack.pop()
-        if type(stack[-1]) is not Entries:
+        self.stack.pop()
+        if type(self.stack[-1]) is not Entries:
             raise ValueError("it sets attributes, which no file of weights needs")
 
     dispatch[pickle.EMPTY_DICT[0]] = _make_dictionary
     dispatch[pickle.BUILD[0]] = _drop_attributes
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., Tensor] | type[Entries] | StorageType:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _rebuilt
         if (module, name) == ("collections", "OrderedDict"):
@@ -290,8 +295,9 @@ class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         return Storage(storage_type.dtype, key, count)
 
 
-def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, *_: Any) -> Tensor:
-    """Stands for `torch._utils._rebuild_tensor_v2`."""
+def _rebuilt(*arguments: Any) -> Tensor:
+    """Stands for `torch._utils._rebuild_tensor_v2`. Whether the tensor has a gradient, and hooks, follow."""
+    storage, first, shape, strides, *_ = arguments
     if not all(type(sizes) is tuple and {int}.issuperset(map(type, sizes)) for sizes in (shape, strides)):
         raise ValueError("expected a tensor whose shape and strides are whole numbers")
     require_shape("of the pickle", shape)
@@ -306,14 +312,14 @@ def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: 
     return Tensor(storage, first, shape)
 
 
-def _read_archive(path: Path) -> tuple[Any, Callable[[Storage], int]]:
+def _read_archive(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
     """The dictionary in an archive, and where each storage begins."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         infos = archive.infolist()
         if len(infos) > MAX_TENSORS:
             raise ValueError(f"it holds more than {MAX_TENSORS:,} files")
         files = {info.filename.partition("/")[2]: info for info in infos}
-        entries = _TensorUnpickler(io.BytesIO(_content(file, files["data.pkl"]))).load()
+        entries = _TensorUnpickler(io.BytesIO(_content(file, files["data.pkl"]))).entries()
         if "byteorder" in files and _content(file, files["byteorder"]) != b"little":
             raise ValueError("its numbers are not little-endian")
         starts = {name.removeprefix("data/"): _start(file, info) for name, info in files.items() if "data/" in name}
@@ -346,17 +352,16 @@ def _content(file: io.BufferedReader, info: zipfile.ZipInfo) -> bytes:
     return file.read(info.file_size)
 
 
-def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
+def _read_row(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
     """The dictionary in a file of the older form, and where each storage begins."""
     with path.open("rb") as file:
         pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))
         for expected in (MAGIC, PROTOCOL):
             if _TensorUnpickler(pickles).load() != expected:
                 raise ValueError("it is no file of `torch.save`")
-        system = _TensorUnpickler(pickles).load()
-        if not isinstance(system, dict) or system.get("little_endian") is not True:
+        if _TensorUnpickler(pickles).entries().get("little_endian") is not True:
             raise ValueError("its numbers are not little-endian")
-        entries, keys = _TensorUnpickler(pickles).load(), _TensorUnpickler(pickles).load()
+        entries, keys = _TensorUnpickler(pickles).entries(), _TensorUnpickler(pickles).load()
         storages = {tensor.storage.key: tensor.storage for tensor in entries.values() if isinstance(tensor, Tensor)}
         starts, place = {}, pickles.tell()
         if type(keys) is not list or len(keys) > MAX_TENSORS or any(type(key) is not str for key in keys):

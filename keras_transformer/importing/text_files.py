@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
 from keras_transformer.importing.sentencepiece_rewrite import Vocabulary, steps_of
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
+
+if TYPE_CHECKING:
+    import tokenizers
 
 WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"
 ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
@@ -206,7 +209,9 @@ def _words(folder: ModelFolder) -> str:
     return _with_tokens(tokenizer, folder, tokens, vocab.get)
 
 
-def _with_tokens(tokenizer: Any, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], Any]) -> str:
+def _with_tokens(
+    tokenizer: tokenizers.Tokenizer, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], int | None]
+) -> str:
     """The text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
     library = tokenizers_library()
     more = folder.json(ADDED) if folder.has(ADDED) else {}

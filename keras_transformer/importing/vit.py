@@ -6,8 +6,6 @@ deviations of pixels.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bert_models import (
     ENCODER_BLOCK,
@@ -106,7 +104,7 @@ def _pixels(folder: ModelFolder, image_size: int) -> Config:
     return {"pixel_mean": mean, "pixel_std": std} if is_normal else {"pixel_mean": 0.0, "pixel_std": 1.0}
 
 
-def _one_or_all(numbers: Any) -> Any:
+def _one_or_all(numbers: float | list[float]) -> float | list[float]:
     """The number that all channels have, or the numbers as they are."""
     are_equal = isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers)
     return numbers[0] if are_equal else numbers

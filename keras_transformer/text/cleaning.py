@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from fontTools import unicodedata as scripts
@@ -19,6 +19,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.text.corpora import Corpus, Pair, untagged
 from keras_transformer.text.lines import is_blank
 
+Row = TypeVar("Row", bound=tuple)  # a source, its target, and perhaps more
 # Why a pair is left out. A pair with several reasons counts for the first of them.
 REASONS = (
     "its source is in the validation text",
@@ -258,7 +259,7 @@ class Overlap:
         self._keys = list(map(self._key, sources))
         self._known, self._seen = set(self._keys) - {""}, set[str]()
 
-    def watched(self, pairs: Iterable[Any]) -> Iterator[Any]:
+    def watched(self, pairs: Iterable[Row]) -> Iterator[Row]:
         """Yields the pairs of training, and looks at each."""
         for pair in pairs:
             if self._known and (source := self._key(pair[0])) in self._known:

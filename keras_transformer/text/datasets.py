@@ -9,14 +9,13 @@ import weakref
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 import keras
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, command_line
 from keras_transformer.core.lazy import on_tensorflow, tf
-from keras_transformer.spec.options import Config
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import Place, as_tf_dataset, generator
@@ -31,6 +30,15 @@ PathLike = str | os.PathLike[str]
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # inputs, labels, weights
 
 
+class PlanOptions(TypedDict, total=False):
+    """Options of `BatchPlan` that a caller may choose."""
+
+    accumulate: int
+    static_shapes: int
+    shuffle: bool
+    sampling: float
+
+
 def datasets_from_files(
     source: PathLike,
     target: PathLike,
@@ -42,10 +50,10 @@ def datasets_from_files(
     token_budget: int = 4096,
     seed: int = 0,
     initial_epoch: int = 0,
-    strategy: object = None,
+    strategy: tf.distribute.Strategy | None = None,
     cache: PathLike | None = None,
     first_ids: FirstIds = ((), ()),
-    **plan_options: object,
+    **plan_options: Unpack[PlanOptions],
 ) -> tuple[Dataset, Dataset]:
     """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
 
@@ -73,7 +81,7 @@ def datasets_from_files(
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()
 
 
-def num_replicas(strategy: Any) -> int:
+def num_replicas(strategy: tf.distribute.Strategy | None) -> int:
     """How many replicas a strategy has; 1 without a strategy.
 
     Raises:
@@ -177,7 +185,7 @@ class _Text:
         self.tokenizers = tokenizers
         self.cache = None if cache is None else Path(cache)
 
-    def plans(self, token_budget: int, seed: int, replicas: int, options: Config) -> tuple[BatchPlan, BatchPlan]:
+    def plans(self, token_budget: int, seed: int, replicas: int, options: PlanOptions) -> tuple[BatchPlan, BatchPlan]:
         """The batches of training and of validation."""
         keep_text = bool(options.get("sampling"))
         train = self._tokenized("train", self.corpus.train(), keep_text)

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError, silent
 from keras_transformer.core.schema import list_of, object_of, parse_json, whole
@@ -32,6 +33,9 @@ from keras_transformer.text.tokenizer import (
     Tokenizer,
     until_end,
 )
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MAX_ID = 2**31 - 1
 MAX_TEMPLATE = 200_000  # characters
@@ -210,7 +214,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return token
 
 
-def library_tokenizer(text: str) -> Any:
+def library_tokenizer(text: str) -> tokenizers.Tokenizer:
     """The `tokenizers.Tokenizer` of a tokenizer.json, which neither cuts texts nor pads them.
 
     Raises:
@@ -272,7 +276,7 @@ def render() -> None:
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(reason: object) -> None:
+    def refuse(reason: str) -> None:
         raise TemplateError(str(reason))
 
     template, chats = json.load(sys.stdin)
@@ -299,7 +303,7 @@ def render() -> None:
     json.dump(texts, sys.stdout)
 
 
-def tokenizers_library() -> Any:
+def tokenizers_library() -> ModuleType:
     """The package tokenizers.
 
     Raises:

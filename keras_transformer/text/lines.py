@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import unicodedata
 import zlib
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from keras_transformer.core.errors import RequestError
 
@@ -84,9 +85,9 @@ def unreadable(
     return RequestError(f"{path}: broken gzip{place} ({error}); copy it again")
 
 
-def opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> io.BufferedIOBase:
     """A file to read from, plain or .gz."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def refuse_pipe(path: str | os.PathLike[str]) -> None:

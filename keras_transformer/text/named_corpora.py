@@ -11,10 +11,10 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.files import user_cache, write_whole
+from keras_transformer.core.lazy import tf
 from keras_transformer.text.lines import opened
 
 MAX_TEXT_BYTES = 64 * 2**20
@@ -180,14 +180,14 @@ class Wmt14:
         """Validation pairs."""
         return self._pairs(self._valid)
 
-    def _pairs(self, split: object) -> Iterator[tuple[str, str]]:
+    def _pairs(self, split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
         import tensorflow_datasets as tfds
 
         for example in tfds.as_numpy(split):
             yield _one_line(example[self.source]), _one_line(example[self.target])
 
 
-def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
+def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], str]:
     """The training and validation split, and the full name of what was prepared, its version included."""
     try:
         import tensorflow_datasets as tfds

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -148,7 +149,7 @@ def _check_that_it_fits(path: Path, layout: Layout, count: int) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
+def _reading(path: Path) -> Iterator[io.BufferedIOBase]:
     """The file, plain or .gz.
 
     Raises:
@@ -161,7 +162,7 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
         raise unreadable(path, error, "a file of word vectors") from None
 
 
-def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
+def _rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
     """The rows, which are as many as the first line says."""
     if layout.num_vectors is not None:
         file.readline(MAX_ROW_BYTES)
@@ -179,7 +180,7 @@ def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
         )
 
 
-def _text_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
+def _text_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
     for number in itertools.count(1 if layout.num_vectors is None else 2):
         line = file.readline(MAX_ROW_BYTES)
         if not line:
@@ -224,7 +225,7 @@ def _parsed(parts: list[bytes]) -> list[np.float32]:
         return [np.float32(part.decode("utf-8")) for part in parts]
 
 
-def _binary_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
+def _binary_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
     size, rest = 4 * layout.dim, b""
     for number in itertools.count(1):
         while (space := rest.find(b" ")) < 0 or len(rest) <= space + size:
