@@ -1,12 +1,7 @@
-"""From texts to batches of ids.
-
-What is told of texts that a model does not read as they stand is here too: lines that are copied, characters without a
-piece, what is cut.
-"""
+"""Makes batches of ids from the sentences that a model takes: similar lengths together, padded to few shapes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
@@ -14,20 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.core.errors import RequestError, warn, warn_of_news
+from keras_transformer.core.errors import RequestError
 from keras_transformer.spec.lengths import longest
 from keras_transformer.text.feeding import size_in_octave
 from keras_transformer.text.lines import strings_of
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD
 
 Ids = list[int]
 
 # A batch has room for this many source pieces for each sentence that it may hold, so it holds fewer long sentences.
 PIECES_PER_SENTENCE = 64
-NUM_SHOWN = 5
-TIME = r"(?:\d+:)?\d{1,2}:\d\d[,.]\d{1,3}"
-# A time code of subtitles or lyrics, or a URL.
-NO_PROSE = re.compile(rf"\[?{TIME}(?:\]|\s*-->\s*{TIME}(?:\s.*)?)?|(?:[a-z][a-z\d+.-]*://|www\.)\S+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -131,56 +122,3 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
         batch.append(place)
     if batch:
         yield batch
-
-
-def has_words(line: str) -> bool:
-    """Whether a line has a letter or a digit, and is no time code and no URL."""
-    return any(map(str.isalnum, line)) and not NO_PROSE.fullmatch(line.strip())
-
-
-def is_copied(line: str, tokenizer: Tokenizer) -> bool:
-    """Whether a line is its own translation: it has no words, or would be nothing but unknown tokens."""
-    if not has_words(line):
-        return True
-    if not tokenizer.unread(line):
-        return False
-    return {*tokenizer.pieces(tokenizer.encode([line])[0])} <= {SPACE, CONTROL_PIECES[UNKNOWN]}
-
-
-class Unread:
-    """Counts characters without a piece, which a model reads as unknown, and the lines that hold some.
-
-    Whatever reads text counts here, and tells behind the last line.
-
-    Args:
-        tokenizer: what reads the lines.
-        lines: the first, or all.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, lines: Iterable[str] = ()):
-        self.tokenizer = tokenizer
-        self.num_lines = self.num_characters = 0
-        self.characters = dict[str, None]()  # in the order in which they came
-        self.look(lines)
-
-    def look(self, lines: Iterable[str]) -> None:
-        """Looks at further lines."""
-        for line in lines:
-            if unread := self.tokenizer.unread(line):
-                self.num_lines += 1
-                self.num_characters += len(unread)
-                self.characters.update(dict.fromkeys(unread))
-
-    def tell(self) -> int:
-        """Warns of the characters, if one is among them that this process has not told of; returns their number."""
-        shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
-        told = f"{self.num_lines} line(s) hold {self.num_characters} character(s) that the vocabulary cannot read"
-        mend = "a vocabulary with --byte-fallback reads everything"
-        warn_of_news(f"{told}, such as {shown}; {mend}", self.tokenizer, self.characters)
-        return self.num_characters
-
-
-def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
-    """Warns of sources, or of something else, that were too long."""
-    if num_cut:
-        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")

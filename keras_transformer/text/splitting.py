@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex as re
 
-from keras_transformer.text.tokenizer import sample_of
+from keras_transformer.text.tokenizer import CONTROL_PIECES, SPACE, UNKNOWN, Tokenizer, sample_of
 
 if TYPE_CHECKING:
     from choppa import SrxDocument
@@ -68,6 +68,9 @@ _LOOK_BACK = 20  # characters, for the marks before a sentence
 SAMPLE_LINES = 10_000
 CLAUSE_END = re.compile(rf"[,;:،؛–—](?:{_CLOSE}|[“‘«‹])*\s+|[，、；：､]{_CLOSE}*\s*")
 WHITE_SPACE = re.compile(r"\s+")
+TIME = r"(?:\d+:)?\d{1,2}:\d\d[,.]\d{1,3}"
+# A time code of subtitles or lyrics, or a URL.
+NO_PROSE = re.compile(rf"\[?{TIME}(?:\]|\s*-->\s*{TIME}(?:\s.*)?)?|(?:[a-z][a-z\d+.-]*://|www\.)\S+", re.IGNORECASE)
 Sizes = Callable[[Sequence[str]], list[int]]
 EndsOf = Callable[[str], Iterable[int]]
 
@@ -268,3 +271,17 @@ def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
 def _is_unspaced(character: str) -> bool:
     is_wide = unicodedata.east_asian_width(character) in ("W", "F")
     return is_wide and not unicodedata.name(character, "").startswith("HANGUL")
+
+
+def has_words(line: str) -> bool:
+    """Whether a line has a letter or a digit, and is no time code and no URL."""
+    return any(map(str.isalnum, line)) and not NO_PROSE.fullmatch(line.strip())
+
+
+def is_copied(line: str, tokenizer: Tokenizer) -> bool:
+    """Whether a line is its own translation: it has no words, or would be nothing but unknown tokens."""
+    if not has_words(line):
+        return True
+    if not tokenizer.unread(line):
+        return False
+    return {*tokenizer.pieces(tokenizer.encode([line])[0])} <= {SPACE, CONTROL_PIECES[UNKNOWN]}

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import sentencepiece
 
-from keras_transformer.core.errors import RequestError
+from keras_transformer.core.errors import RequestError, warn, warn_of_news
 from keras_transformer.core.files import write_whole
 from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode, without_rare_characters
@@ -27,6 +27,7 @@ SEPARATOR = END  # between a source and its target in one row: every vocabulary 
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
+NUM_SHOWN = 5
 SAME_SCORE = 1e-3  # two divisions of a text into pieces are as likely within this, in nats
 MODEL_TYPES = ("unigram", "bpe", "char")
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
@@ -289,6 +290,45 @@ class Tokenizer:
         if self._processor.is_unknown(id):
             return self._processor.decode([id]).encode()
         return piece.replace(SPACE, " ").encode()
+
+
+class Unread:
+    """Counts characters without a piece, which a model reads as unknown, and the lines that hold some.
+
+    Whatever reads text counts here, and tells behind the last line.
+
+    Args:
+        tokenizer: what reads the lines.
+        lines: the first, or all.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, lines: Iterable[str] = ()):
+        self.tokenizer = tokenizer
+        self.num_lines = self.num_characters = 0
+        self.characters = dict[str, None]()  # in the order in which they came
+        self.look(lines)
+
+    def look(self, lines: Iterable[str]) -> None:
+        """Looks at further lines."""
+        for line in lines:
+            if unread := self.tokenizer.unread(line):
+                self.num_lines += 1
+                self.num_characters += len(unread)
+                self.characters.update(dict.fromkeys(unread))
+
+    def tell(self) -> int:
+        """Warns of the characters, if one is among them that this process has not told of; returns their number."""
+        shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
+        told = f"{self.num_lines} line(s) hold {self.num_characters} character(s) that the vocabulary cannot read"
+        mend = "a vocabulary with --byte-fallback reads everything"
+        warn_of_news(f"{told}, such as {shown}; {mend}", self.tokenizer, self.characters)
+        return self.num_characters
+
+
+def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
+    """Warns of sources, or of something else, that were too long."""
+    if num_cut:
+        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")
 
 
 def parse_model(model: bytes) -> Any:

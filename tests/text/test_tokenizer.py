@@ -36,7 +36,7 @@ def test_same_lines_give_the_same_bytes_and_of_a_long_stream_lines_are_drawn_by_
 
 def test_what_a_vocabulary_is_is_read_once(tokenizer, monkeypatch) -> None:
     one, names = Tokenizer(tokenizer.model), ("model_type", "has_denormalizer", "alphabet", "tags")
-    monkeypatch.setattr(Tokenizer, "_specification", parse := Mock(side_effect=tokenizer._specification))
+    monkeypatch.setattr(module, "parse_model", parse := Mock(side_effect=module.parse_model))
     monkeypatch.setattr(one, "_processor", processor := Mock(wraps=one._processor))
     asked = [{name: getattr(one, name) for name in (*names, "has_bytes", "has_unused_pieces")} for _ in range(3)]
     assert [one.is_ambiguous("two dogs") for _ in range(3)] == [False] * 3
