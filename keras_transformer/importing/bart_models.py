@@ -38,14 +38,13 @@ from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
-    count_ids,
     fixed_logits,
     shared_vocabularies,
     source_vocabulary,
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
+from keras_transformer.importing.text_files import check_added, count_ids, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import (
     PROJECTIONS,
     TRANSPOSED,

@@ -27,9 +27,9 @@ from keras_transformer.importing.folder import (
     read_named,
     write_named,
 )
-from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES, count_ids
+from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import text_vocabulary
+from keras_transformer.importing.text_files import added_tokens, count_ids, text_vocabulary
 from keras_transformer.importing.weights import (
     PROJECTIONS,
     TRANSPOSED,
@@ -295,11 +295,8 @@ def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
 def _places(folder: ModelFolder) -> tuple[str, Config]:
     """The file that names special tokens, and their ids in it; those of an older list are among all others."""
     if folder.has("tokenizer.json"):
-        added = folder.json("tokenizer.json").get("added_tokens")
-        tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-        return "tokenizer.json", {
-            token["content"]: token.get("id") for token in tokens if isinstance(token.get("content"), str)
-        }
+        tokens = [token for token in added_tokens(folder) if isinstance(token.get("content"), str)]
+        return "tokenizer.json", {token["content"]: token.get("id") for token in tokens}
     if folder.has("vocab.json"):
         return "vocab.json", folder.json("vocab.json")
     lines = folder.read("vocab.txt", MAX_MODEL_BYTES).decode("utf-8", errors="replace").split("\n")

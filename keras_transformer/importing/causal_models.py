@@ -30,9 +30,9 @@ from keras_transformer.importing.folder import (
     read_named,
     write_named,
 )
-from keras_transformer.importing.sentencepiece_rewrite import NEVER, count_ids
+from keras_transformer.importing.sentencepiece_rewrite import NEVER
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import end_of, text_vocabulary
+from keras_transformer.importing.text_files import count_ids, end_of, text_vocabulary
 from keras_transformer.importing.weights import (
     PROJECTIONS,
     TRANSPOSED,

@@ -56,7 +56,7 @@ from keras_transformer.importing.sentencepiece_rewrite import (
     tagged_vocabularies,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, text_vocabulary
+from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, content_of, dicts_in, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
@@ -238,7 +238,7 @@ def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]
     """
     config, names = (folder.json(name) if folder.has(name) else {} for name in (TOKENIZER, MAP))
     decoder = config.get("added_tokens_decoder")
-    entries = [*_dicts(tokenizer.get("added_tokens"))]
+    entries = [*dicts_in(tokenizer.get("added_tokens"))]
     if isinstance(decoder, dict):
         ids = [int(id) if id.isdecimal() and len(id) < 10 else None for id in decoder]
         entries += [
@@ -249,14 +249,10 @@ def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]
     if not any(map(LANGUAGE.fullmatch, found)):
         lists = [each.get(name) for each in (config, names) for name in SPECIAL]
         listed = next((each for each in lists if isinstance(each, list) and each), [])
-        texts = [each.get("content") if isinstance(each, dict) else each for each in listed]
+        texts = [content_of(each) for each in listed]
         tags = [text for text in texts if isinstance(text, str) and LANGUAGE.fullmatch(text)]
         found |= {tag: first + place for place, tag in enumerate(dict.fromkeys(tags))}
     return found
-
-
-def _dicts(values: object) -> list[Config]:
-    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> ControlIds:

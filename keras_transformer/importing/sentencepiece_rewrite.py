@@ -14,7 +14,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from keras_transformer.core.schema import having, list_of
-from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import (
     CONTROL_PIECES,
@@ -68,37 +67,6 @@ class Vocabulary(NamedTuple):
     tokenizer: Tokenizer
     ids: list[int]
     num_control_ids: int = len(CONTROL_PIECES)
-
-
-def count_ids(folder: ModelFolder, size: int) -> int:
-    """How many ids the tokenizer has, from 0 on: mostly all of the model's, unless its matrices are padded.
-
-    No text has the ids of the rows behind, so they have no place in our vocabulary: nothing emits them, and they take
-    no probability.
-
-    Args:
-        folder: the model's folder.
-        size: the rows of the model's matrices, the answer where no file of the tokenizer tells.
-
-    Raises:
-        RequestError: a file of the tokenizer is damaged.
-    """
-    vocabulary, added = None, []
-    if folder.has("tokenizer.json"):
-        tokenizer = folder.json("tokenizer.json")
-        model, tokens = tokenizer.get("model"), tokenizer.get("added_tokens")
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
-        added += [token.get("id") for token in tokens if isinstance(token, dict)] if isinstance(tokens, list) else []
-    elif folder.has("vocab.json"):
-        vocabulary = folder.json("vocab.json")
-    elif folder.has("vocab.txt"):
-        vocabulary = folder.read("vocab.txt", MAX_MODEL_BYTES).rstrip(b"\r\n").split(b"\n")
-    if folder.has("added_tokens.json"):
-        added += folder.json("added_tokens.json").values()
-    if not isinstance(vocabulary, dict | list) or not vocabulary:
-        return size
-    ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))), *added]
-    return max((id for id in ids if type(id) is int and 0 <= id < size), default=size - 1) + 1
 
 
 def fixed_logits(ids: list[int]) -> dict[int, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
-from keras_transformer.importing.sentencepiece_rewrite import Vocabulary, steps_of
+from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES, Vocabulary, steps_of
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
 
@@ -33,6 +33,51 @@ PARTS = {
     **dict.fromkeys(("ByteLevel", "Metaspace", "Prepend"), {"add_prefix_space": "add_prefix_space"}),
 }  # fmt: skip
 BERT_TOKENS = dict(zip(ROLES[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
+
+
+def dicts_in(values: object) -> list[Config]:
+    """Returns the objects in a list of a JSON file; none if it is no list."""
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+
+def content_of(token: Config | str | None) -> str | None:
+    """Returns the text of a token, which the files of a tokenizer spell as a text or as an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def added_tokens(folder: ModelFolder) -> list[Config]:
+    """Returns the tokens that tokenizer.json has beside those of its model; none without such a file."""
+    return dicts_in(folder.json(WHOLE).get("added_tokens")) if folder.has(WHOLE) else []
+
+
+def count_ids(folder: ModelFolder, size: int) -> int:
+    """Counts the ids of the tokenizer, from 0 on: mostly all of the model's, unless its matrices are padded.
+
+    No text has the ids of the rows behind, so they have no place in our vocabulary: nothing emits them, and they take
+    no probability.
+
+    Args:
+        folder: the model's folder.
+        size: the rows of the model's matrices, the answer where no file of the tokenizer tells.
+
+    Raises:
+        RequestError: a file of the tokenizer is damaged.
+    """
+    ids, vocabulary = [], None
+    if folder.has(WHOLE):
+        tokenizer = folder.json(WHOLE)
+        model, ids = tokenizer.get("model"), [token.get("id") for token in dicts_in(tokenizer.get("added_tokens"))]
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    elif folder.has(MERGED[0]):
+        vocabulary = folder.json(MERGED[0])
+    elif folder.has(WORDS):
+        vocabulary = folder.read(WORDS, MAX_MODEL_BYTES).rstrip(b"\r\n").split(b"\n")
+    if folder.has(ADDED):
+        ids += folder.json(ADDED).values()
+    if not isinstance(vocabulary, dict | list) or not vocabulary:
+        return size
+    ids += vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max((id for id in ids if type(id) is int and 0 <= id < size), default=size - 1) + 1
 
 
 def text_vocabulary(
@@ -94,11 +139,8 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
 
 def end_of(folder: ModelFolder) -> int | None:
     """The id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
-    token = tokenizer_options(folder).pop("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    added = folder.json(WHOLE).get("added_tokens") if folder.has(WHOLE) else None
-    tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
-    return next((each.get("id") for each in tokens if each.get("content") == token), None)
+    end = content_of(tokenizer_options(folder).pop("eos_token"))
+    return next((token.get("id") for token in added_tokens(folder) if token.get("content") == end), None)
 
 
 def _chat_template(folder: ModelFolder) -> str:
@@ -107,7 +149,7 @@ def _chat_template(folder: ModelFolder) -> str:
         return folder.read(TEMPLATE, MAX_JSON_BYTES).decode("utf-8", "replace")
     template = tokenizer_options(folder).pop("chat_template")
     if isinstance(template, list):  # a model may have some more, such as for tools
-        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+        named = [each for each in dicts_in(template) if each.get("name") == "default"]
         template = named[0].get("template") if named else None
     return template if isinstance(template, str) else ""
 
@@ -136,7 +178,7 @@ def check_added(folder: ModelFolder, options: Options, known: Collection[str], e
     for name, entries in added.items():
         entries = [*entries.values()] if isinstance(entries, dict) else entries
         for entry in entries if isinstance(entries, list) else [] if entries is None else [entries]:
-            text = entry.get("content") if isinstance(entry, dict) else entry
+            text = content_of(entry)
             if not isinstance(text, str) or text not in known:
                 raise options.refusal(name, text, expected)
 
@@ -158,8 +200,7 @@ def _special(options: Options, usual: Config) -> dict[str, str]:
     """The special tokens by their names in tokenizer_config.json."""
     found = {}
     for name, token in usual.items():
-        value = options.pop(name) or token
-        value = value.get("content") if isinstance(value, dict) else value
+        value = content_of(options.pop(name) or token)
         if not isinstance(value, str):
             raise options.refusal(name, value, "a text")
         found[name] = value
