@@ -117,7 +117,7 @@ def read_bart(folder: ModelFolder) -> Imported:
 
 
 def bart_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     return bart_config(options) | {
         "positions": {"name": "learned", "offset": OFFSET, "separate": True},
         "embedding_norm": True,
@@ -125,14 +125,14 @@ def bart_arguments(options: Options) -> Config:
 
 
 def _banned(folder: ModelFolder) -> list[list[int]]:
-    """What the search of generation_config.json may not emit."""
+    """Returns what the search of generation_config.json may not emit."""
     banned = folder.json(GENERATION).get("bad_words_ids") if folder.has(GENERATION) else None
     return banned if isinstance(banned, list) else []
 
 
 def _bart_ids(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], int]:
-    """For each of our ids, BART's, of which the matrices have `size`; and how many of ours are control ids, those that
-    the search may not emit among them."""
+    """Returns BART's id for each of ours, of which the matrices have `size`; and how many of ours are control ids,
+    those that the search may not emit among them."""
     banned = _banned(folder)
     pad = options.whole("pad_token_id", size - 1, 1)
     end = options.whole("eos_token_id", size - 1, 2)
@@ -147,8 +147,8 @@ def _bart_ids(folder: ModelFolder, options: Options, size: int) -> tuple[list[in
 
 
 def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
     rows = longest(config["max_source_length"]) + OFFSET  # our last rows are copies of their last one
@@ -170,7 +170,7 @@ def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
 
 
 def bart_config(options: Options) -> Config:
-    """The arguments of our model that the architectures have in common."""
+    """Returns the arguments of our model that the architectures have in common."""
     config = read_named(options, BART_NAMES, dropout=0.1, attention_dropout=0.0)
     for ours, theirs in DECODER_NAMES.items():
         if (received := options.size(theirs)) != config[ours]:
@@ -186,7 +186,7 @@ def bart_config(options: Options) -> Config:
 
 
 def bart_options(config: Config) -> Config:
-    """The options that `bart_config` reads as this configuration, if the architectures have a form of it."""
+    """Returns the options that `bart_config` reads as this configuration, if the architectures have a form of it."""
     return {
         **write_named(config, BART_NAMES),
         **write_named(config, DECODER_NAMES),
@@ -196,7 +196,7 @@ def bart_options(config: Config) -> Config:
 
 
 def bart_blocks(config: Config) -> Iterator[Weight]:
-    """The weights of the blocks. H is the width of all heads, of which no order changes."""
+    """Yields the weights of the blocks. H is the width of all heads, of which no order changes."""
     for stack, names, depth in zip(
         ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), model_spec.depths(config), strict=True
     ):
@@ -261,12 +261,12 @@ def read_marian(folder: ModelFolder) -> Imported:
 
 
 def marian_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabularies."""
+    """Returns the arguments of our model, but for the vocabularies."""
     return bart_config(options) | {"tied_output": options.switch("tie_word_embeddings", True)}
 
 
 def marian_options(config: Config) -> Config:
-    """The options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
+    """Returns the options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
     return {**bart_options(config), "tie_word_embeddings": config["tied_output"]}
 
 
@@ -283,7 +283,7 @@ def _marian_ids(folder: ModelFolder, options: Options) -> _Ids:
 
 
 def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
-    """The ids of pieces in a file: all from 0 on, each once, and at most `size`."""
+    """Reads the ids of pieces in a file: all from 0 on, each once, and at most `size`."""
     ids, path = folder.json(name), folder.path / name
     if len(ids) > size or any(type(id) is not int for id in ids.values()) or {*ids.values()} != {*range(len(ids))}:
         raise RequestError(
@@ -297,7 +297,7 @@ def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
 
 
 def _control_ids(ids: _Ids, options: Options) -> tuple[ControlIds, ControlIds]:
-    """The ids of our control pieces in the vocabularies of source and target."""
+    """Returns the ids of our control pieces in the vocabularies of source and target."""
     pad, end = ids.target["<pad>"], ids.target["</s>"]
     start = options.whole("decoder_start_token_id", len(ids.target) - 1)
     options.expect({"pad_token_id": pad, "eos_token_id": end})
@@ -319,7 +319,7 @@ def _vocabularies(
 
 
 def _languages(tokenizer: Options) -> tuple[str, str] | None:
-    """The languages that the options of the tokenizer name."""
+    """Returns the languages that the options of the tokenizer name."""
     source, target = tokenizer.pop("source_lang"), tokenizer.pop("target_lang")
     if not all(isinstance(each, str) and 0 < len(each) <= 40 for each in (source, target)):
         return None
@@ -329,7 +329,7 @@ def _languages(tokenizer: Options) -> tuple[str, str] | None:
 def marian_layout(
     file: TensorFile, config: Config, is_shared: bool, ids: tuple[list[int], list[int]], rows: tuple[int, int]
 ) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         file: the tensors.
@@ -361,7 +361,7 @@ def marian_layout(
 
 
 def order_of_width(width: int) -> np.ndarray:
-    """For each place in our width, its place in theirs: ours has sine and cosine of each frequency in turn."""
+    """Returns for each place in our width its place in theirs: ours has sine and cosine of each frequency in turn."""
     return np.arange(width).reshape(2, width // 2).T.ravel()
 
 

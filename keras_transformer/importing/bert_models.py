@@ -176,7 +176,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
 
 
 def arguments(architecture: Architecture, options: Options, num_labels: int, fills: bool, first: int = 0) -> Config:
-    """The arguments of our model, but for the vocabulary.
+    """Returns the arguments of our model, but for the vocabulary.
 
     Args:
         architecture: the model's.
@@ -199,12 +199,12 @@ def arguments(architecture: Architecture, options: Options, num_labels: int, fil
 
 
 def bert_options(architecture: Architecture, config: Config, first: int = 0) -> Config:
-    """The options that `arguments` reads as this configuration, if the architecture has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if the architecture has a form of it."""
     return {**write_named(config, architecture.names), "max_position_embeddings": first + config["context_length"]}
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """Completes a configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "encoder", **model_spec.complete(config, "encoder")}
 
 
@@ -223,7 +223,7 @@ def _has_labels(architecture: Architecture, file: TensorFile) -> bool:
 
 
 def _vectors(folder: ModelFolder) -> Config:
-    """How the states of a text become its vector, as the files of sentence-transformers say.
+    """Reads how the states of a text become its vector, from the files of sentence-transformers.
 
     Raises:
         RequestError: the folder has other modules, or another pooling than the mean and the first state, or a text that
@@ -253,8 +253,8 @@ def _vectors(folder: ModelFolder) -> Config:
 
 
 def _longest(folder: ModelFolder, default: int) -> int:
-    """The most tokens of a text, with its start and end, before sentence-transformers cuts it; `default` for other
-    folders. Where it has no limit of its own, it takes that of the tokenizer.
+    """Returns the most tokens of a text, with its start and end, before sentence-transformers cuts it; `default` for
+    other folders. Where it has no limit of its own, it takes that of the tokenizer.
 
     Raises:
         RequestError: it would change the text.
@@ -271,7 +271,7 @@ def _longest(folder: ModelFolder, default: int) -> int:
 
 
 def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
-    """For each of our ids, theirs, of which the matrices have `size`: pad, unknown, start, end and mask, then the
+    """Returns their id for each of ours, of which the matrices have `size`: pad, unknown, start, end and mask, then the
     others; and the number of the former.
 
     A model that does not fill masks may lack the mask.
@@ -293,7 +293,7 @@ def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
 
 
 def _places(folder: ModelFolder) -> tuple[str, Config]:
-    """The file that names special tokens, and their ids in it; those of an older list are among all others."""
+    """Returns the file that names special tokens, and their ids in it; those of an older list are among all others."""
     if folder.has("tokenizer.json"):
         tokens = [token for token in added_tokens(folder) if isinstance(token.get("content"), str)]
         return "tokenizer.json", {token["content"]: token.get("id") for token in tokens}
@@ -312,7 +312,7 @@ def layout(
     positions: tuple[int, int],
     num_segments: int,
 ) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         architecture, file: the model's architecture, and its tensors.
@@ -355,7 +355,7 @@ def _blocks(architecture: Architecture, file: TensorFile, layers: str, num_layer
 
 
 def _head(architecture: Architecture, file: TensorFile, config: Config) -> Iterator[Weight]:
-    """The weights of the head, and of the layer before."""
+    """Yields the weights of the head, and of the layer before."""
     if not config["head_layer"]:
         return
     before = architecture.before_labels if config["num_labels"] else architecture.before_tokens
@@ -370,18 +370,19 @@ def _head(architecture: Architecture, file: TensorFile, config: Config) -> Itera
 
 
 def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a norm; old files have other names for them."""
+    """Returns the weights of a norm; old files have other names for them."""
     return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
 
 
 def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:
-    """The arguments of our model that the architectures have in common. `dropout` is what an option left out means."""
+    """Returns the arguments of our model that the architectures have in common. `dropout` is what an option left out
+    means."""
     defaults: Config = {"dropout": dropout, "attention_dropout": dropout, "activation": "gelu", "norm": 1e-12}
     return {**read_named(options, names, **defaults), "positions": "learned", "attention_bias": True}
 
 
 def labels_of(options: Options) -> list[str]:
-    """The labels in the order of the logits. Of equal names the later ones get their number too.
+    """Returns the labels in the order of the logits. Of equal names the later ones get their number too.
 
     Raises:
         RequestError: they are not numbered from 0, or are no texts, or a text or an image has several.
@@ -403,7 +404,7 @@ def labels_of(options: Options) -> list[str]:
 
 
 def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: bool = True) -> Iterator[Weight]:
-    """The weights of a block but its norms. H is the width of all heads, of which no order changes.
+    """Yields the weights of a block but its norms. H is the width of all heads, of which no order changes.
 
     Args:
         ours, theirs: the names of the block.

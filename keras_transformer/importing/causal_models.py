@@ -95,7 +95,7 @@ def read_gpt2(folder: ModelFolder) -> Imported:
 
 
 def gpt2_arguments(options: Options) -> Config:
-    """The arguments of our model that are GPT-2's own."""
+    """Returns the arguments of our model that are GPT-2's own."""
     defaults: Config = {"dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_new", "norm": 1e-5}
     config = read_named(options, GPT2_NAMES, **defaults)
     width = options.size("n_inner", 4 * config["hidden_dim"])
@@ -103,13 +103,13 @@ def gpt2_arguments(options: Options) -> Config:
 
 
 def gpt2_options(config: Config) -> Config:
-    """The options that `gpt2_arguments` reads as this configuration, if GPT-2 has a form of it."""
+    """Returns the options that `gpt2_arguments` reads as this configuration, if GPT-2 has a form of it."""
     return {**write_named(config, GPT2_NAMES), "n_inner": config["intermediate_dim"], "embd_pdrop": config["dropout"]}
 
 
 def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     prefix = "" if "wte.weight" in file.places else PREFIX
     embeddings = [f"{prefix}wte.weight", "lm_head.weight"]
     layers = [f"{prefix}h.{number}" for number in range(config["num_layers"])]
@@ -129,7 +129,8 @@ def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
 
 
 def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a block. T is the width of queries, keys and values side by side; kernels have inputs first."""
+    """Yields the weights of a block. T is the width of queries, keys and values side by side; kernels have inputs
+    first."""
     for place, name in enumerate(PROJECTIONS):
         part = (place, len(PROJECTIONS))
         yield Weight(f"{ours}.self_attention.{name}_kernel", f"{theirs}.attn.c_attn.weight", "DT", part=part)
@@ -155,7 +156,7 @@ def read_llama(folder: ModelFolder) -> Imported:
 
 
 def llama_arguments(options: Options) -> Config:
-    """The arguments of our model that are Llama's own."""
+    """Returns the arguments of our model that are Llama's own."""
     defaults: Config = {"attention_dropout": 0.0, "activation": "silu", "norm": 1e-6}
     config = read_named(options, LLAMA_NAMES, "rms", **defaults)
     heads, width = config["num_heads"], config["hidden_dim"]
@@ -171,7 +172,7 @@ def llama_arguments(options: Options) -> Config:
 
 
 def llama_options(config: Config) -> Config:
-    """The options that `llama_arguments` reads as this configuration, if Llama has a form of it."""
+    """Returns the options that `llama_arguments` reads as this configuration, if Llama has a form of it."""
     return {
         **write_named(config, LLAMA_NAMES),
         "num_key_value_heads": config["attention"].get("num_key_value_heads"),
@@ -182,7 +183,7 @@ def llama_options(config: Config) -> Config:
 
 
 def _rotation(options: Options) -> Config:
-    """The positions of our model. Newer files have the base of the rotation beside what stretches its waves."""
+    """Reads the positions of our model. Newer files have the base of the rotation beside what stretches its waves."""
     name = "rope_scaling" if options.has("rope_scaling") else "rope_parameters"
     found = {each: options.pop(each) for each in ("rope_scaling", "rope_parameters")}
     parameters, base = found[name], options.number("rope_theta", BASE)
@@ -205,7 +206,7 @@ def _rotation(options: Options) -> Config:
 
 
 def _rotation_options(positions: Config) -> Config:
-    """The options that `_rotation` reads as these positions, which older versions of transformers read too."""
+    """Returns the options that `_rotation` reads as these positions, which older versions of transformers read too."""
     options = {"rope_theta": positions.get("base", BASE)}
     if positions.get("interpolation", 1.0) == 1.0:
         return options
@@ -217,8 +218,8 @@ def _rotation_options(positions: Config) -> Config:
 
 
 def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
     layers = [f"model.layers.{number}" for number in range(config["num_layers"])]
@@ -240,7 +241,7 @@ def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) ->
 
 
 def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a block. H is the width of all heads, G of those of keys and values."""
+    """Yields the weights of a block. H is the width of all heads, G of those of keys and values."""
     for name, projection in PROJECTIONS.items():
         axes = "HD" if name == "query" else "GD"
         kernel = f"{theirs}.self_attn.{projection}.weight"
@@ -253,7 +254,7 @@ def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:
 
 
 def ids_of(folder: ModelFolder, options: Options, asked: Options, size: int) -> tuple[list[int], int | list[int]]:
-    """For each of our ids, theirs, of which the matrices have `size`; and the ids of ours that end a text.
+    """Returns their id for each of ours, of which the matrices have `size`; and the ids of ours that end a text.
     `asked` are the options of the search. Pad and unknown, which they lack, are copies of the start.
 
     A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
@@ -271,7 +272,7 @@ def ids_of(folder: ModelFolder, options: Options, asked: Options, size: int) -> 
 
 
 def _ends(options: Options, size: int, *default: int) -> list[int]:
-    """The ids that end a text."""
+    """Returns the ids that end a text."""
     ends = options.pop("eos_token_id") if options.has("eos_token_id") else [*default]
     ends = ends if isinstance(ends, list) else [ends]
     if not ends or not all(type(id) is int and 0 <= id < size for id in ends):
@@ -280,7 +281,7 @@ def _ends(options: Options, size: int, *default: int) -> list[int]:
 
 
 def copies(ids: list[int]) -> dict[int, float]:
-    """The biases on the logits of our ids that are copies, so that they take no probability."""
+    """Returns the biases on the logits of our ids that are copies, so that they take no probability."""
     places = (PAD, UNKNOWN) if ids.count(ids[START]) == START + 1 else (PAD, UNKNOWN, START)
     return dict.fromkeys(places, NEVER)
 
@@ -292,7 +293,7 @@ def language_model(
     without_effect: set[str],
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
-    """What was read of a language model.
+    """Reads a language model.
 
     Args:
         folder, options: the model's folder, and what is left of the options in its config.json.
@@ -319,7 +320,8 @@ def language_model(
 
 
 def complete_language_model(config: Config) -> Config:
-    """A language model's configuration with what the architectures have in common. Raises ValueError as `complete`."""
+    """Completes a language model's configuration with what the architectures have in common. Raises ValueError as
+    `model_spec.complete`."""
     # The bias keeps copies of rows from taking a probability; the architectures have no other.
     fixed = {"output_bias": True, "fixed_output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
     return {"kind": "language-model", **model_spec.complete({**config, **fixed}, "language-model")}

@@ -98,7 +98,7 @@ class ModelFolder:
         return os.path.lexists(self.path / name)
 
     def file(self, name: str) -> Path:
-        """The path of a file in the folder.
+        """Returns the path of a file in the folder.
 
         Raises:
             RequestError: there is none, its name is not printable, or it is a link that leaves the folder.
@@ -117,7 +117,7 @@ class ModelFolder:
         return found
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """The content of a file.
+        """Reads the content of a file.
 
         Raises:
             RequestError: see `file`; or it is larger than `max_bytes`.
@@ -128,7 +128,7 @@ class ModelFolder:
         return path.read_bytes()
 
     def json(self, name: str, allowed: Allowed = dict) -> Any:
-        """What a JSON file holds, by default any object.
+        """Reads what a JSON file holds, by default any object.
 
         Raises:
             RequestError: see `file`; or it is too large or damaged, or holds what is not allowed.
@@ -171,7 +171,7 @@ class Options:
         return self._values.get(name) is not None
 
     def whole(self, name: str, most: int, default: int | None = None) -> int:
-        """A whole number from 0 to `most`.
+        """Takes a whole number from 0 to `most` out.
 
         Raises:
             RequestError: it is missing and has no default, or is something else.
@@ -180,15 +180,15 @@ class Options:
         return self._checked(name, default if value is None else value, whole(0, most))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A width, a depth, or a count of at most `MAX_SIZE`; required if there is no default."""
+        """Takes a width, a depth, or a count of at most `MAX_SIZE` out; required if there is no default."""
         return self.whole(name, MAX_SIZE, default)
 
     def activation(self, name: str, default: str | None = None) -> str:
-        """Our name of the activation."""
+        """Takes an activation out; returns our name of it."""
         return self.choice(name, ACTIVATIONS, default)
 
     def switch(self, name: str, default: bool) -> bool:
-        """True or false.
+        """Takes true or false out.
 
         Raises:
             RequestError: it is something else.
@@ -196,7 +196,7 @@ class Options:
         return self._checked(name, self.pop(name, default), bool)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; required if there is no default.
+        """Takes a number out; required if there is no default.
 
         Raises:
             RequestError: it is something else.
@@ -205,7 +205,7 @@ class Options:
         return float(self._checked(name, default if value is None else value, float))
 
     def choice(self, name: str, choices: dict[str, Choice], default: str | None = None) -> Choice:
-        """What a name stands for.
+        """Takes a name out; returns what it stands for.
 
         Raises:
             RequestError: it is not among the choices.
@@ -255,7 +255,7 @@ class Options:
             warn(f"{self.where}: our search has no {', no '.join(lost)}: its texts may be others than theirs")
 
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
-        """The error that names an option."""
+        """Makes the error that names an option."""
         return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
 
 
@@ -268,7 +268,7 @@ def tell_ignored(where: str | Path, names: Sequence[str]) -> None:
 def options_of(
     folder: ModelFolder, name: str, required: RequiredValues | None = None, has_many_ends: bool = False
 ) -> Options:
-    """The options in a JSON file of a folder. A list of one end id becomes that id.
+    """Reads the options in a JSON file of a folder. A list of one end id becomes that id.
 
     Args:
         folder, name: the folder, and the file.
@@ -301,7 +301,7 @@ def read_named(options: Options, names: Mapping[str, str], norm_name: str = "lay
 
 
 def write_named(config: Config, names: Mapping[str, str]) -> Config:
-    """The options that `read_named` reads as this configuration, which must be complete."""
+    """Returns the options that `read_named` reads as this configuration, which must be complete."""
     name = config["activation"]["name"]
     activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == name), name)
     values = {**config, "activation": activation, "norm": config["norm"]["epsilon"]}
@@ -309,7 +309,7 @@ def write_named(config: Config, names: Mapping[str, str]) -> Config:
 
 
 def completed(options: Options, config: Config, complete: Callable[[Config], Config] = model_spec.complete) -> Config:
-    """The complete arguments of our model. Raises RequestError, which names the file, if no model has these."""
+    """Completes the arguments of our model. Raises RequestError, which names the file, if no model has these."""
     try:
         return complete(config)
     except ValueError as error:
@@ -317,9 +317,8 @@ def completed(options: Options, config: Config, complete: Callable[[Config], Con
 
 
 def license_of(folder: ModelFolder) -> str:
-    """The licence that a folder names, in one line: in the head of README.md, else in config.json, else in the first
-    two lines of a file LICENSE; "" if it names none.
-    """
+    """Reads the licence that a folder names, in one line: in the head of README.md, else in config.json, else in the
+    first two lines of a file LICENSE; "" if it names none."""
     config = folder.json("config.json").get("license")
     names = _in_head(_beginning(folder, "README.md")) or ([config] if isinstance(config, str) else [])
     for name in LICENSES:
@@ -329,7 +328,8 @@ def license_of(folder: ModelFolder) -> str:
 
 
 def _in_head(page: str) -> list[str]:
-    """The licences in the head of a page, which is YAML between two lines of hyphens: a name, or a list of names."""
+    """Returns the licences in the head of a page, which is YAML between two lines of hyphens: a name, or a list of
+    names."""
     start, *lines = page.split("\n")
     if start.rstrip() != "---":
         return []
@@ -352,7 +352,8 @@ def _beginning(folder: ModelFolder, name: str) -> str:
 
 
 def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = False) -> Options:
-    """The options of a search, from generation_config.json or, where there is none, from config.json, see `options_of`.
+    """Reads the options of a search from generation_config.json or, where there is none, from config.json, see
+    `options_of`.
 
     Those in config.json are taken out of `config` in any case.
     """
@@ -362,7 +363,7 @@ def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = Fal
 
 
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: RequiredValues) -> Config:
-    """The options of our search, from generation_config.json or, where there is none, from config.json.
+    """Reads the options of our search from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less
     the two divisors differ but for a constant factor.

@@ -140,7 +140,7 @@ def _read(
 
 
 def arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     scale = None if options.switch("scale_embedding", True) else 1.0
     return bart_config(options) | {
         "positions": {"name": "learned", "offset": OFFSET},
@@ -150,7 +150,7 @@ def arguments(options: Options) -> Config:
 
 
 def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie; the matrix has `size` rows."""
+    """Returns where the weights lie; the matrix has `size` rows."""
     width, rows = config["hidden_dim"], longest(config["max_source_length"]) + OFFSET
     table = [
         Weight("target_embedding.embeddings", first_of(file, COPIES), "VD"),
@@ -164,12 +164,12 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layou
 
 
 def mbart_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     return bart_arguments(options) | {"residual": "pre_norm"}
 
 
 def mbart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie; the matrix has `size` rows."""
+    """Returns where the weights lie; the matrix has `size` rows."""
     found = bart_layout(file, config, ids, size)
     return found._replace(table=[*found.table, *FINAL_NORMS])
 
@@ -183,7 +183,7 @@ def sinusoids(rows: int, width: int) -> np.ndarray:
 
 
 def _text(folder: ModelFolder, size: int) -> _Text:
-    """The ids of a folder's pieces, of which the matrix has `size` rows."""
+    """Reads the ids of a folder's pieces, of which the matrix has `size` rows."""
     model = folder.read(SENTENCEPIECE, MAX_MODEL_BYTES) if folder.has(SENTENCEPIECE) else None
     whole = folder.json(WHOLE) if folder.has(WHOLE) or model is None else {}
     of_pieces = _ids_in(whole) if model is None else _ids_with_model(folder, model)
@@ -206,7 +206,7 @@ def _text(folder: ModelFolder, size: int) -> _Text:
 
 
 def _ids_in(tokenizer: Config) -> dict[str, int]:
-    """The ids of the pieces in a tokenizer.json."""
+    """Returns the ids of the pieces in a tokenizer.json."""
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, list):  # a piece and its score in each entry
@@ -216,8 +216,8 @@ def _ids_in(tokenizer: Config) -> dict[str, int]:
 
 
 def _ids_with_model(folder: ModelFolder, model: bytes) -> dict[str, int]:
-    """The ids of the pieces of a SentencePiece model: those in vocab.json, or fairseq's: four of its own, and behind
-    them those of the pieces but the first three."""
+    """Returns the ids of the pieces of a SentencePiece model: those in vocab.json, or fairseq's: four of its own, and
+    behind them those of the pieces but the first three."""
     if folder.has(IDS):
         return folder.json(IDS)
     try:
@@ -229,7 +229,7 @@ def _ids_with_model(folder: ModelFolder, model: bytes) -> dict[str, int]:
 
 
 def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]:
-    """The special tokens and their ids, from all files that name some.
+    """Reads the special tokens and their ids, from all files that name some.
 
     Args:
         folder: the model's folder.
@@ -270,7 +270,7 @@ def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> 
 
 
 def _vocabularies(folder: ModelFolder, text: _Text, control: ControlIds) -> tuple[Vocabulary, ...]:
-    """The vocabularies of sources and of translations, or one for both."""
+    """Returns the vocabularies of sources and of translations, or one for both."""
     if text.model is None:
         ids = [*control, *sorted({*text.ids.values(), *text.tags.values()} - {*control})]
         return (text_vocabulary(folder, ids, has_ends=True, rewrite=partial(_without_tag, end=control.end)),)
@@ -281,7 +281,8 @@ def _vocabularies(folder: ModelFolder, text: _Text, control: ControlIds) -> tupl
 
 
 def _without_tag(text: str, end: int) -> str:
-    """A tokenizer.json that puts an end behind a text, and no tag before it: who translates names the language."""
+    """Rewrites a tokenizer.json so that it puts an end behind a text, and no tag before it: who translates names the
+    language."""
     parts = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]
     tokens = {"</s>": {"id": "</s>", "ids": [end], "tokens": ["</s>"]}}
     template = {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": tokens}
@@ -289,13 +290,13 @@ def _without_tag(text: str, end: int) -> str:
 
 
 def _code(tag: str) -> str:
-    """The language of a tag."""
+    """Returns the language of a tag."""
     found = LANGUAGE.fullmatch(tag)
     return (found and found["inner"]) or tag
 
 
 def _languages(folder: ModelFolder, codes: Mapping[str, str], target: str | None) -> tuple[str, str] | None:
-    """The languages that are meant where none are named."""
+    """Returns the languages that are meant where none are named."""
     config = folder.json(TOKENIZER) if folder.has(TOKENIZER) else {}
     source, target = config.get("src_lang"), target or config.get("tgt_lang")
     known = [each for each in (source, target) if isinstance(each, str) and each in codes]

@@ -70,8 +70,8 @@ class Vocabulary(NamedTuple):
 
 
 def fixed_logits(ids: list[int]) -> dict[int, float]:
-    """The biases of our ids whose rows are copies, so that they take no probability: control ids that the model from
-    outside does not have, and pieces that it has no id for.
+    """Returns the biases of our ids whose rows are copies, so that they take no probability: control ids that the model
+    from outside does not have, and pieces that it has no id for.
 
     Args:
         ids: for each of our ids, the id in the model from outside.
@@ -113,12 +113,13 @@ class _Model:
         self.of_text = {text: piece for text, piece in kept.items() if text not in CONTROL_PIECES}
 
     def tags(self, ids: dict[str, int]) -> dict[str, int]:
-        """The tags of languages that the model lacks, and their ids."""
+        """Returns the tags of languages that the model lacks, and their ids."""
         known = {piece.text for piece in self.pieces}
         return {text: ids[text] for text in sorted(ids) if is_tag(text) and SPACE + text not in known}
 
     def emitted(self, ids: dict[str, int], control: ControlIds) -> list[_Piece]:
-        """The pieces that the model from outside may emit, by its ids. One that decoding starts with is among them."""
+        """Returns the pieces that the model from outside may emit, by its ids. One that decoding starts with is among
+        them."""
         pieces = []
         for text, id in sorted(ids.items(), key=lambda item: item[1]):
             if id in control and (id != control.start or control.count(id) > 1 or text in CONTROL_PIECES):
@@ -132,7 +133,7 @@ class _Model:
         return pieces
 
     def control_ids(self, start: int | None, pad: int | None) -> ControlIds:
-        """The control ids. Decoding starts with pad, as T5's, or with another control piece.
+        """Finds the control ids. Decoding starts with pad, as T5's, or with another control piece.
 
         Raises:
             ValueError: there is no pad, end or unknown piece, or pad or start is no control piece.
@@ -149,7 +150,7 @@ class _Model:
         return ControlIds(pad, unknown[0], start, places["</s>"])
 
     def rewritten(self, pieces: Iterable[_Piece], control: ControlIds) -> Vocabulary:
-        """The vocabulary of our control pieces and then these, which cuts text by the rules of this model."""
+        """Makes the vocabulary of our control pieces and then these, which cuts text by the rules of this model."""
         first = [_Piece(text, 0.0, Kind.CONTROL, id) for text, id in zip(CONTROL_PIECES, control, strict=True)]
         first[UNKNOWN] = first[UNKNOWN]._replace(kind=Kind.UNKNOWN)
         pieces = [*first, *pieces]
@@ -166,7 +167,7 @@ class _Model:
 
 
 def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) -> Vocabulary:
-    """The vocabulary of sources: the pieces of a SentencePiece model, then tags of languages.
+    """Makes the vocabulary of sources: the pieces of a SentencePiece model, then tags of languages.
 
     A piece that the model from outside has no id for gets the unknown id there, and keeps a place here, so that a line
     is cut into the same pieces. A tag, such as `>>deu<<`, is a piece wherever it begins a word.
@@ -190,7 +191,7 @@ def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
 
 
 def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) -> Vocabulary:
-    """The vocabulary of translations: all that the model from outside may emit.
+    """Makes the vocabulary of translations: all that the model from outside may emit.
 
     Pieces that the SentencePiece model lacks are unused in it: they are decoded, and no text is cut into them.
 
@@ -209,7 +210,7 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
 def shared_vocabularies(
     source: bytes, target: bytes, ids: dict[str, int], control: ControlIds
 ) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabularies of sources and of translations with the same pieces in one order, for a model that has one
+    """Makes the vocabularies of sources and of translations with the same pieces in one order, for a model that has one
     matrix for both.
 
     The pieces are those of `target_vocabulary`, then those of the source that the model from outside has no id for. A
@@ -246,7 +247,7 @@ def shared_vocabularies(
 def tagged_vocabularies(
     model: bytes, ids: dict[str, int], special: set[str], tags: dict[str, int], control: ControlIds
 ) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabularies of sources and of translations, with the same pieces in one order, of a model with tags of
+    """Makes the vocabularies of sources and of translations, with the same pieces in one order, of a model with tags of
     languages.
 
     A tag is a piece of a source wherever it begins a word. In a translation it is no text, as other special tokens.
@@ -276,7 +277,8 @@ def tagged_vocabularies(
 def joint_vocabulary(
     model: bytes, size: int, tags: list[str], start: int | None = None, pad: int | None = None
 ) -> tuple[Vocabulary, ControlIds]:
-    """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
+    """Makes the vocabulary of sources and translations alike, in which the place of a piece is its id; returns it and
+    its control ids.
 
     The model's other control pieces are further control ids of ours, but for tags such as `<2de>`.
 
@@ -324,7 +326,7 @@ def is_tag(text: str) -> bool:
 
 
 def sentencepiece_model(tokenizer: Config, others: list[str]) -> bytes:
-    """The SentencePiece model that a tokenizer describes.
+    """Makes the SentencePiece model that a tokenizer.json describes.
 
     Args:
         tokenizer: the content of `tokenizer.json`.
@@ -351,7 +353,7 @@ def sentencepiece_model(tokenizer: Config, others: list[str]) -> bytes:
 
 
 def _entries(tokenizer: Config) -> tuple[list[tuple[str, float]], int]:
-    """The pieces with their scores, and the place of the unknown one."""
+    """Returns the pieces with their scores, and the place of the unknown one."""
     model = tokenizer.get("model")
     if not isinstance(model, dict) or model.get("type") != "Unigram" or model.get("byte_fallback"):
         raise ValueError("expected a model of the type Unigram without bytes")
@@ -371,7 +373,7 @@ def _entries(tokenizer: Config) -> tuple[list[tuple[str, float]], int]:
 
 
 def _added(tokenizer: Config, count: int) -> list[str]:
-    """The pieces that were added, those behind the `count` pieces of the model in the order of their ids."""
+    """Returns the pieces that were added, those behind the `count` pieces of the model in the order of their ids."""
     tokens = tokenizer.get("added_tokens") or []
     try:
         list_of(having(id=int, content=str)).checked(tokens)
@@ -385,7 +387,7 @@ def _added(tokenizer: Config, count: int) -> list[str]:
 
 
 def steps_of(part: Config | None) -> Iterator[Config]:
-    """The steps of a normalizer or of a pre-tokenizer; a sequence holds others."""
+    """Yields the steps of a normalizer or of a pre-tokenizer; a sequence holds others."""
     if part is None:
         return
     if not isinstance(part, dict):

@@ -140,7 +140,7 @@ def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocab
 
 
 def arguments(options: Options, feed_forward: str = "relu") -> Config:
-    """The arguments of our model, but for those that the vocabulary and the weights tell.
+    """Returns the arguments of our model, but for those that the vocabulary and the weights tell.
 
     Args:
         options: those of config.json.
@@ -170,7 +170,7 @@ def arguments(options: Options, feed_forward: str = "relu") -> Config:
 
 
 def t5_options(config: Config) -> Config:
-    """The options that `arguments` reads as this configuration, if T5 has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if T5 has a form of it."""
     positions, ours = config["positions"], (config["feed_forward"]["name"], config["activation"]["name"])
     # The one that is the same, or else one of the same kind.
     forms = sorted(FEED_FORWARDS, key=lambda name: (FEED_FORWARDS[name][:2] != ours, FEED_FORWARDS[name][0] != ours[0]))
@@ -186,7 +186,7 @@ def t5_options(config: Config) -> Config:
 
 
 def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scaled: bool) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         file: the tensors.
@@ -217,7 +217,8 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scale
 
 
 def _blocks(config: Config) -> Iterator[Weight]:
-    """The weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are made."""
+    """Yields the weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are
+    made."""
     attentions = {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED
     for stack, count, depth in zip(("encoder", "decoder"), (1, 2), model_spec.depths(config), strict=True):

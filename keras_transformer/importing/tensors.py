@@ -93,7 +93,7 @@ class TensorFile:
                 raise ValueError(f"the tensor {name!r:.80} does not lie in the file")
 
     def read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """The tensor as float32.
+        """Reads a tensor as float32.
 
         Args:
             name: its name.
@@ -112,12 +112,12 @@ class TensorFile:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """`count` rows in parts."""
+    """Yields `count` rows in parts."""
     return (slice(first, first + BLOCK) for first in range(0, count, BLOCK))
 
 
 def _numbers(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Stored numbers as float32."""
+    """Returns stored numbers as float32."""
     if dtype == "bfloat16":  # the upper half of a float32
         return (array.astype("uint32") << 16).view("float32")
     return array.astype("float32", copy=False)
@@ -210,7 +210,7 @@ class Entries(dict):
 
 
 def open_torch(path: Path) -> TensorFile:
-    """The tensors of a file of `torch.save`, by their names in its dictionary.
+    """Finds the tensors of a file of `torch.save`, by their names in its dictionary.
 
     Raises:
         ValueError: the file is damaged, is of another kind, or holds more than tensors.
@@ -313,7 +313,7 @@ def _rebuilt(*arguments: Any) -> Tensor:
 
 
 def _read_archive(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
-    """The dictionary in an archive, and where each storage begins."""
+    """Reads the dictionary in an archive; returns it, and what tells where a storage begins."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         infos = archive.infolist()
         if len(infos) > MAX_TENSORS:
@@ -334,7 +334,7 @@ def _read_archive(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
 
 
 def _start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    """Where the content of a file in an archive begins. PyTorch does not compress."""
+    """Finds where the content of a file in an archive begins. PyTorch does not compress."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError(f"expected no compressed files; {info.filename!r:.60} is one")
     file.seek(max(info.header_offset, 0))  # it may be negative in a damaged archive
@@ -353,7 +353,7 @@ def _content(file: io.BufferedReader, info: zipfile.ZipInfo) -> bytes:
 
 
 def _read_row(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
-    """The dictionary in a file of the older form, and where each storage begins."""
+    """Reads the dictionary in a file of the older form; returns it, and what tells where a storage begins."""
     with path.open("rb") as file:
         pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))
         for expected in (MAGIC, PROTOCOL):

@@ -87,7 +87,7 @@ def text_vocabulary(
     has_mask: bool = False,
     rewrite: Callable[[str], str] = str,
 ) -> Vocabulary:
-    """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
+    """Reads the vocabulary of a model whose folder has a tokenizer of Hugging Face's.
 
     Args:
         folder: the model's folder.
@@ -115,7 +115,7 @@ def text_vocabulary(
 
 
 def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
-    """The name of the file of a tokenizer, and the text of a tokenizer.json."""
+    """Returns the name of the file of a tokenizer, and the text of a tokenizer.json."""
     if folder.has(WHOLE):
         try:
             return WHOLE, folder.read(WHOLE, MAX_JSON_BYTES).decode("utf-8")
@@ -138,13 +138,14 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
 
 
 def end_of(folder: ModelFolder) -> int | None:
-    """The id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
+    """Returns the id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
     end = content_of(tokenizer_options(folder).pop("eos_token"))
     return next((token.get("id") for token in added_tokens(folder) if token.get("content") == end), None)
 
 
 def _chat_template(folder: ModelFolder) -> str:
-    """How chats become text, in a file of its own or in tokenizer_config.json; "" if the folder does not say."""
+    """Reads how chats become text, from a file of its own or from tokenizer_config.json; "" if the folder does not
+    say."""
     if folder.has(TEMPLATE):
         return folder.read(TEMPLATE, MAX_JSON_BYTES).decode("utf-8", "replace")
     template = tokenizer_options(folder).pop("chat_template")
@@ -155,9 +156,8 @@ def _chat_template(folder: ModelFolder) -> str:
 
 
 def tokenizer_options(folder: ModelFolder) -> Options:
-    """The options in tokenizer_config.json. Where these list no added tokens, those in special_tokens_map.json win, as
-    with transformers.
-    """
+    """Reads the options in tokenizer_config.json. Where these list no added tokens, those in special_tokens_map.json
+    win, as with transformers."""
     values, more = (folder.json(name) if folder.has(name) else {} for name in (TOKENIZER, MAP))
     more = {} if "added_tokens_decoder" in values else more
     options = Options({**values, **more}, str(folder.path / TOKENIZER))
@@ -197,7 +197,7 @@ def _check_same(folder: ModelFolder, tokenizer: HuggingFaceTokenizer) -> None:
 
 
 def _special(options: Options, usual: Config) -> dict[str, str]:
-    """The special tokens by their names in tokenizer_config.json."""
+    """Returns the special tokens by their names in tokenizer_config.json."""
     found = {}
     for name, token in usual.items():
         value = content_of(options.pop(name) or token)
@@ -208,7 +208,8 @@ def _special(options: Options, usual: Config) -> dict[str, str]:
 
 
 def _merged(folder: ModelFolder) -> str:
-    """Byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of merges."""
+    """Makes a tokenizer.json of byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of
+    merges."""
     library, options = tokenizers_library(), tokenizer_options(folder)
     vocab = folder.json(MERGED[0])
     if {*vocab.values()} != {*range(len(vocab))}:  # the library takes memory for every id below the largest
@@ -228,7 +229,7 @@ def _merged(folder: ModelFolder) -> str:
 
 
 def _words(folder: ModelFolder) -> str:
-    """WordPiece (Devlin et al. 2018) from a list of words."""
+    """Makes a tokenizer.json of WordPiece (Devlin et al. 2018) from a list of words."""
     library, options = tokenizers_library(), tokenizer_options(folder)
     lines = folder.read(WORDS, MAX_JSON_BYTES).decode("utf-8").removesuffix("\n").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines)}
@@ -253,7 +254,7 @@ def _words(folder: ModelFolder) -> str:
 def _with_tokens(
     tokenizer: tokenizers.Tokenizer, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], int | None]
 ) -> str:
-    """The text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
+    """Returns the text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
     library = tokenizers_library()
     more = folder.json(ADDED) if folder.has(ADDED) else {}
     mask = tokens.get("mask_token")

@@ -70,7 +70,7 @@ def read(folder: ModelFolder) -> Imported:
 
 
 def arguments(options: Options, num_labels: int) -> Config:
-    """The arguments of our model, but for those of pixels."""
+    """Returns the arguments of our model, but for those of pixels."""
     sizes = read_named(options, IMAGE_NAMES, image_size=224, patch_size=16, channels=3)
     return {
         **encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": num_labels,
@@ -78,17 +78,17 @@ def arguments(options: Options, num_labels: int) -> Config:
 
 
 def vit_options(config: Config) -> Config:
-    """The options that `arguments` reads as this configuration, if ViT has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if ViT has a form of it."""
     return write_named(config, {**ENCODER_NAMES, **IMAGE_NAMES})
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """Completes a configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "image-classifier", **model_spec.complete(config, "image-classifier")}
 
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
-    """What is subtracted from pixels and what they are divided by, from the options of the processor."""
+    """Reads what is subtracted from pixels and what they are divided by, from the options of the processor."""
     if folder.has(PROCESSORS):
         raise RequestError(f"{folder.path}: expected {PROCESSOR} alone; received {PROCESSORS} too: join them")
     options = options_of(folder, PROCESSOR, PROCESSOR_REQUIRED)
@@ -105,13 +105,13 @@ def _pixels(folder: ModelFolder, image_size: int) -> Config:
 
 
 def _one_or_all(numbers: float | list[float]) -> float | list[float]:
-    """The number that all channels have, or the numbers as they are."""
+    """Returns the number that all channels have, or the numbers as they are."""
     are_equal = isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers)
     return numbers[0] if are_equal else numbers
 
 
 def layout(config: Config, has_biases: bool) -> Layout:
-    """Where the weights lie.
+    """Returns where the weights lie.
 
     Args:
         config: the complete arguments of our model.

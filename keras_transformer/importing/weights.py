@@ -74,12 +74,12 @@ class Layout(NamedTuple):
     unread: Iterable[str] = ()
 
     def shape(self, axes: str) -> tuple[int, ...]:
-        """The shape of a tensor with these axes."""
+        """Returns the shape of a tensor with these axes."""
         return tuple(self.sizes[letter] for letter in axes)
 
     def tensors(self, values: Callable[[str], np.ndarray | None]) -> dict[str, np.ndarray]:
-        """The tensors of a file, from which `Weights.read` makes these values. Of several copies of a row the last
-        counts: a model reads and emits that one. Rows that our model lacks are 0.
+        """Makes the tensors of a file, from which `Weights.read` makes these values. Of several copies of a row the
+        last counts: a model reads and emits that one. Rows that our model lacks are 0.
 
         Args:
             values: the numbers of the weight of our model at a path; None if our model has no such weight, which is
@@ -160,7 +160,7 @@ class Weights:
             )
 
     def _checked_bytes(self, name: str, axes: str) -> int:
-        """The bytes of a tensor, whose shape is checked."""
+        """Checks the shape of a tensor; returns its bytes."""
         place, expected = self.file.places.get(name), self.layout.shape(axes)
         if place is None or place.shape != expected:
             received = "none" if place is None else f"the shape {place.shape}"
@@ -171,7 +171,7 @@ class Weights:
         return place.num_bytes
 
     def read(self, weight: Weight) -> np.ndarray:
-        """A tensor in our order."""
+        """Reads the tensor of a weight, in our order."""
         if weight.theirs not in self.file.places:
             assert weight.default is not None
             array = np.full(self.layout.shape(weight.axes), weight.default, "float32")
@@ -192,7 +192,8 @@ class Weights:
 
 
 def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
-    """The array with these places of an axis; in its own memory where there is room, because a matrix may be large."""
+    """Returns the array with these places of an axis; in its own memory where there is room, because a matrix may be
+    large."""
     if axis == 0 or len(places) != array.shape[axis]:
         return np.take(array, places, axis)
     for block in blocks(len(array)):
@@ -201,13 +202,14 @@ def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
 
 
 def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
-    """The weights of a layer normalization, whose names in the model from outside are `theirs` and one of `names`."""
+    """Yields the weights of a layer normalization, whose names in the model from outside are `theirs` and one of
+    `names`."""
     yield Weight(f"{ours}.gamma", f"{theirs}.{names[0]}", "D")
     yield Weight(f"{ours}.beta", f"{theirs}.{names[1]}", "D")
 
 
 def first_of(file: TensorFile, names: list[str]) -> str:
-    """The first of the names that the file has. Tensors under the other names must be the same.
+    """Returns the first of the names that the file has. Tensors under the other names must be the same.
 
     Raises:
         RequestError: two of them differ.
@@ -226,7 +228,7 @@ def are_same(file: TensorFile, first: str, other: str) -> bool:
 
 
 def open_weights(folder: ModelFolder) -> TensorFile:
-    """The tensors of a folder: in one file or in several with an index; safetensors if they are there.
+    """Opens the tensors of a folder: in one file or in several with an index; safetensors if they are there.
 
     Raises:
         RequestError: there are none, or a file is damaged or holds more than tensors, or the index does not fit.
@@ -250,7 +252,7 @@ def _opened(folder: ModelFolder, name: str, open_file: Opener) -> TensorFile:
 
 
 def homes_in(folder: ModelFolder, index: str) -> dict[str, str]:
-    """The file of each tensor, as an index has it.
+    """Reads the file of each tensor from an index.
 
     Raises:
         RequestError: the index is damaged, or names something else than files of weights beside it.
@@ -264,7 +266,7 @@ def homes_in(folder: ModelFolder, index: str) -> dict[str, str]:
 
 
 def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
-    """The tensors of the files that an index names.
+    """Opens the tensors of the files that an index names.
 
     Raises:
         RequestError: the index is damaged, a file is missing or damaged, lacks a tensor or has another one.
@@ -287,7 +289,7 @@ def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
 
 
 def variable_at(model: FamilyModel, path: str) -> Any:
-    """The variable at a path of attributes."""
+    """Returns the variable at a path of attributes."""
     for name in path.split("."):
         model = model[int(name)] if name.isdecimal() else getattr(model, name)
     return model
@@ -322,7 +324,7 @@ class Imported(NamedTuple):
         return task_named(None, self.config.get("kind", model_spec.DEFAULT_KIND), {"labels"} if self.labels else ())
 
     def model(self) -> FamilyModel:
-        """The model, with its weights.
+        """Makes the model, with its weights.
 
         Keras makes weights at the end of the scope, one after the other. Drawing them at random before would take three
         times the memory.

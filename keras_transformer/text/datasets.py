@@ -82,7 +82,7 @@ def datasets_from_files(
 
 
 def num_replicas(strategy: tf.distribute.Strategy | None) -> int:
-    """How many replicas a strategy has; 1 without a strategy.
+    """Counts the replicas of a strategy; 1 without a strategy.
 
     Raises:
         RequestError: its replicas are on several workers, or the backend is not TensorFlow.
@@ -127,7 +127,7 @@ class Epochs:
             yield batch
 
     def dataset(self) -> Dataset:
-        """The epochs as `fit` takes them on this backend.
+        """Returns the epochs as `fit` takes them on this backend.
 
         Under a `MirroredStrategy` Keras divides the rows of each batch among the replicas. They divide evenly.
         """
@@ -186,7 +186,7 @@ class _Text:
         self.cache = None if cache is None else Path(cache)
 
     def plans(self, token_budget: int, seed: int, replicas: int, options: PlanOptions) -> tuple[BatchPlan, BatchPlan]:
-        """The batches of training and of validation."""
+        """Returns the batches of training and of validation."""
         keep_text = bool(options.get("sampling"))
         train = self._tokenized("train", self.corpus.train(), keep_text)
         valid = self._tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))

@@ -94,7 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
         has_mask: bool = False,
         chat_template: str = "",
     ) -> HuggingFaceTokenizer:
-        """The vocabulary of a model.
+        """Makes the vocabulary of a model.
 
         Args:
             tokenizer: the text of a tokenizer.json.
@@ -121,7 +121,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def tags(self) -> dict[str, int]:
-        """None: a special token is one piece wherever it stands."""
+        """Returns no tags: the library handles special tokens itself."""
         return {}
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -133,7 +133,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [self._read(row.ids)[: -1 if self.has_end else None] for row in rows]
 
     def encode_masked(self, line: str) -> list[int]:
-        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""
         return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self.ids[MASK]))])[0]
 
     def encode_text(self, text: str) -> list[int]:
@@ -149,45 +149,46 @@ class HuggingFaceTokenizer(Tokenizer):
         return [text.removeprefix(start) for text in texts] if self.has_start else texts  # the model puts its own there
 
     def normalize(self, line: str) -> str:
-        """The line as `encode` hands it on."""
+        """Returns the line as `encode` hands it on."""
         return plain(string_of(line))
 
     def unread(self, line: str) -> list[str]:
-        """The characters of a line that are read as unknown."""
+        """Returns the characters of a line that are read as unknown."""
         line, unknown = self.normalize(line), self.ids[UNKNOWN]
         found = self.library.encode(line)
         spans = [span for id, span in zip(found.ids, found.offsets, strict=True) if id == unknown]
         return [char for first, last in spans for char in line[first:last]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids up to its end id, without special tokens. It is always one line."""
+        """Decodes each row of ids up to its end id, without special tokens, as one line."""
         return [one_line(self._text([self.ids[id] for id in until_end(row)])).strip() for row in ids]
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
+        """Decodes ids that follow others: the text has the space before its first word. Special tokens add nothing."""
         kept = [self.ids[id] for id in map(int, ids) if id not in (PAD, START, END)]
         before = self.library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
     def is_ambiguous(self, text: str) -> bool:
-        """Never: the file divides a text in one way."""
+        """Returns False: this tokenizer is deterministic."""
         return False
 
     def divisions(self, text: str, most: int) -> list[list[int]]:
-        """None."""
+        """Returns none: the library tells one division alone."""
         return []
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The spelling of each piece, with `▁` for a space."""
+        """Returns the spelling of each piece, with `▁` for a space."""
         return [self._spellings[int(id)] for id in ids]
 
     def surfaces(self) -> list[bytes]:
-        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8, as its spelling has them."""
+        """Returns the bytes that each piece of the vocabulary adds to decoded text, in UTF-8, as its spelling has
+        them."""
         first = MASK + 1 if self.has_mask else END + 1
         return [b""] * first + [piece.replace(SPACE, " ").encode() for piece in self._spellings[first:]]
 
     def own_id(self, id: int) -> int:
-        """Our id for one of the file's. Pad in a text is no padding, and ids that the model lacks are unknown."""
+        """Maps a file id to ours. A pad token in text, and ids unknown to the model, become UNKNOWN."""
         return self._ours.get(id, UNKNOWN)
 
     def _read(self, theirs: Sequence[int]) -> list[int]:
@@ -204,7 +205,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return control + [token if token in special else self._spelled(token) for token in tokens]
 
     def _spelled(self, token: str) -> str:
-        """A token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
+        """Spells a token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
         decoder = type(self.library.decoder).__name__
         if decoder == "ByteLevel":
             text = self.library.decoder.decode([token])
@@ -215,7 +216,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def library_tokenizer(text: str) -> tokenizers.Tokenizer:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, which neither cuts texts nor pads them.
+    """Parses a tokenizer.json as a `tokenizers.Tokenizer`, which neither cuts texts nor pads them.
 
     Raises:
         ValueError: it is damaged.
@@ -236,7 +237,7 @@ def library_tokenizer(text: str) -> tokenizers.Tokenizer:
 
 
 def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
-    """The text that a template makes of each chat.
+    """Renders the text that a template makes of each chat.
 
     It may be a stranger's. No code but its own language runs, in a sandbox, and that in a process of its own, whose
     time and memory have bounds: no sandbox bounds what a loop, `'a' * 10**9` or `|center` takes.
@@ -270,7 +271,8 @@ def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def render() -> None:
-    """The process of `rendered`: reads a template and chats from standard input, and writes the texts as JSON."""
+    """Runs as the process of `rendered`: reads a template and chats from standard input, and writes the texts as
+    JSON."""
     import resource  # which is not on all systems
 
     from jinja2 import TemplateError
@@ -304,7 +306,7 @@ def render() -> None:
 
 
 def tokenizers_library() -> ModuleType:
-    """The package tokenizers.
+    """Imports the package tokenizers.
 
     Raises:
         RequestError: it is not installed.
@@ -320,7 +322,7 @@ def tokenizers_library() -> ModuleType:
 
 
 def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
-    """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
+    """Returns the text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
     content = parse_json(model, STORED)
     template = content.get("chat_template", "")
     if len(template) > MAX_TEMPLATE:

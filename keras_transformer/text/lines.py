@@ -70,7 +70,7 @@ def require_no_nul(line: bytes, number: int, name: str) -> None:
 def unreadable(
     path: str | os.PathLike[str], error: OSError | EOFError | zlib.error, expected: str, place: str = ""
 ) -> RequestError:
-    """What is told of a file, plain or .gz, that could not be read to its end, in place of one of `UNREADABLE`.
+    """Makes the error for a file, plain or .gz, that could not be read to its end, in place of one of `UNREADABLE`.
 
     Args:
         path: the file.
@@ -86,7 +86,7 @@ def unreadable(
 
 
 def opened(path: Path) -> io.BufferedIOBase:
-    """A file to read from, plain or .gz."""
+    """Opens a file to read from, plain or .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -98,7 +98,7 @@ def refuse_pipe(path: str | os.PathLike[str]) -> None:
 
 
 def string_of(text: str, expected: str = "a string") -> str:
-    """The text.
+    """Returns a text as it is.
 
     Raises:
         RequestError: it is no string. The message says what is `expected`.
@@ -134,17 +134,17 @@ def each_of(some: Iterable[object], kind: str) -> Iterator[Any]:
 
 
 def plain(line: str) -> str:
-    """The line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
+    """Returns the line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
     return valid_unicode(one_line(line))
 
 
 def valid_unicode(text: str) -> str:
-    """The text with U+FFFD in place of lone surrogates."""
+    """Returns the text with U+FFFD in place of lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def one_line(text: str) -> str:
-    """The text with a space in place of each NUL and line break."""
+    """Returns the text with a space in place of each NUL and line break."""
     # Three passes in C: `translate` is thirty times slower on text that is not ASCII.
     return text.replace("\0", " ").replace("\n", " ").replace("\r", " ")
 
@@ -155,7 +155,7 @@ def is_blank(line: str) -> bool:
 
 
 def beginning(lines: Iterable[str], most: int) -> str:
-    """The first lines, each with its line break: those that begin within `most` characters."""
+    """Returns the first lines, each with its line break: those that begin within `most` characters."""
     kept, size = [], 0
     for line in lines:
         if size >= most:
@@ -166,9 +166,8 @@ def beginning(lines: Iterable[str], most: int) -> str:
 
 
 def without_rare_characters(lines: list[str], most: int, share: float) -> list[str]:
-    """The lines with a space for each rare character: one that they hold at most `most` times, or one of the rarest, as
-    long as these together are at most this share of all characters.
-    """
+    """Returns the lines with a space for each rare character: one that they hold at most `most` times, or one of the
+    rarest, as long as these together are at most this share of all characters."""
     counts = Counter(chain.from_iterable(lines))
     room, rare = share * counts.total(), dict[int, str]()
     for char, count in sorted(counts.items(), key=lambda counted: counted[::-1]):
@@ -180,7 +179,7 @@ def without_rare_characters(lines: list[str], most: int, share: float) -> list[s
 
 
 def sha256_of(lines: Iterable[str]) -> str:
-    """The SHA-256 of lines in UTF-8."""
+    """Returns the SHA-256 of lines in UTF-8."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode() + b"\n")
@@ -188,7 +187,7 @@ def sha256_of(lines: Iterable[str]) -> str:
 
 
 def sha256_of_source(*folders: Path) -> str:
-    """The SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
+    """Returns the SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
     digest = hashlib.sha256()
     found = ((str(path.relative_to(one)), path.read_bytes()) for one in folders for path in one.rglob("*.py"))
     for name, content in sorted(found):  # the same wherever the folders are

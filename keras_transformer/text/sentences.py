@@ -40,12 +40,12 @@ class Sentence:
     part: int = 0
 
     def limit(self, max_length: int | None) -> int:
-        """The most pieces to emit, the end included."""
+        """Returns the most pieces to emit, the end included."""
         limit = longest(max(len(self.source), len(self.prefix)))
         return limit if max_length is None else min(limit, max_length)
 
     def cut(self, length: int) -> Sentence:
-        """The sentence with at most `length` pieces of its source and of its prefix."""
+        """Cuts the source and the prefix to at most `length` tokens each."""
         return replace(self, source=self.source[:length], prefix=self.prefix[:length])
 
 
@@ -58,14 +58,14 @@ class Arrays(NamedTuple):
 
 
 def arrays_of(sentences: Sequence[Sentence], max_length: int | None) -> Arrays:
-    """The arrays of a batch; `max_length` as in `SearchOptions`."""
+    """Makes the arrays of a batch; `max_length` as in `SearchOptions`."""
     limits = np.array([sentence.limit(max_length) for sentence in sentences], "int32")
     prefix_ids = padded([sentence.prefix for sentence in sentences], int(limits.max()))
     return Arrays(padded([[*sentence.source, END] for sentence in sentences]), limits, prefix_ids)
 
 
 def padded(rows: Sequence[Ids], width: int | None = None) -> np.ndarray:
-    """int32 (B, width): the rows, cut or padded to `width`, which is by default the length of the longest."""
+    """Pads or cuts rows to (B, width) int32; `width` is by default the length of the longest."""
     width = max(map(len, rows)) if width is None else width
     ids = np.full((len(rows), width), PAD, "int32")
     for padded_row, row in zip(ids, rows, strict=True):
@@ -74,7 +74,7 @@ def padded(rows: Sequence[Ids], width: int | None = None) -> np.ndarray:
 
 
 def in_few_shapes(array: np.ndarray) -> np.ndarray:
-    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
+    """Pads an array (B, ..., W) with zeros: B to a power of two, and W to a power of two that is at least 16.
 
     Only B is padded for images, which are arrays of four axes.
 

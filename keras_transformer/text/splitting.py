@@ -76,7 +76,7 @@ EndsOf = Callable[[str], Iterable[int]]
 
 
 def sentences_in(text: str, language: str | None = None) -> list[str]:
-    """The sentences of a line, each with the white space behind it. Together they are the line.
+    """Splits a line into sentences, each with the white space behind it. Together they are the line.
 
     LanguageTool's rules say where sentences end (library choppa-srx). A language without rules takes those of English,
     or the marks of its script.
@@ -95,13 +95,13 @@ def may_have_ordinals(text: str, language: str | None = None) -> bool:
 
 
 def _code(language: str | None) -> str:
-    """The code of a language as the rules spell it."""
+    """Returns the code of a language as the rules spell it."""
     code = re.split("[-_]", language or "")[0].lower()
     return RULED.get(code, code)
 
 
 def _parts(text: str, ends_of: EndsOf) -> list[str]:
-    """The parts of a text, from where they end in the text without its format characters, which may stand anywhere.
+    """Splits a text where parts end in it without its format characters, which may stand anywhere.
 
     Those behind the white space after a part open the next.
     """
@@ -126,7 +126,7 @@ def _sentence_ends(text: str, code: str) -> Iterator[int]:
 
 
 def _ends(text: str, code: str) -> Iterator[int]:
-    """Where sentences may end."""
+    """Yields where sentences may end."""
     has_stop = re.search(_STOP, text)
     if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
@@ -150,7 +150,8 @@ def _ends_by_rules(text: str, code: str) -> Iterator[int]:
 
 @functools.cache
 def _rules(code: str) -> SrxDocument:
-    """The rules of a language but for some on dotted leaders, which take minutes for a line of hundreds of `. `."""
+    """Returns the rules of a language but for some on dotted leaders, which take minutes for a line of hundreds of `.
+    `."""
     from choppa import DEFAULT_SRX_RULESET, SrxDocument
 
     document = SrxDocument(ruleset=DEFAULT_SRX_RULESET)
@@ -200,26 +201,26 @@ class LearnedText:
 
     @classmethod
     def of_corpus(cls, corpus: Mapping[str, Any]) -> LearnedText:
-        """What a run's config.json tells under "corpus"."""
+        """Reads what a run's config.json tells under "corpus"."""
         known = ("source_language", "target_language", "sentences_per_line")
         return cls(**{name: corpus[name] for name in known if corpus.get(name) is not None})
 
     @classmethod
     def of_export(cls, metadata: Mapping[str, str]) -> LearnedText:
-        """What an exported file tells of itself."""
+        """Reads what an exported file tells of itself."""
         source, _, target = metadata.get("languages", "").partition("-")  # such as "en-de"
         count = metadata.get("sentences_per_line", "")
         return cls(source or None, target or None, int(count) if re.fullmatch("[1-9][0-9]{0,8}", count) else 1)
 
 
 def usual_count(lines: Iterable[str], language: str | None = None) -> int:
-    """How many sentences at least half of the lines hold, by a sample; 1 if there are no lines."""
+    """Counts how many sentences at least half of the lines hold, by a sample; 1 if there are no lines."""
     counts = [len(sentences_in(line.strip(), language)) for line in sample_of(lines, SAMPLE_LINES, random.Random(0))]
     return max(1, median_low(counts)) if counts else 1
 
 
 def divided(text: str, most: int, sizes_of: Sizes, language: str | None = None) -> list[str]:
-    """The parts of a text, which together are the text. Neighbours that fit in one part stay together.
+    """Splits a text into parts, which together are the text. Neighbours that fit in one part stay together.
 
     The text is split into sentences; those that are too large, after commas; and what still is, at white space.
 
@@ -252,7 +253,7 @@ def _ends_of(kind: re.Pattern[str], text: str) -> Iterator[int]:
 
 
 def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
-    """Translations of sentences as one line.
+    """Joins the translations of sentences into one line.
 
     Args:
         texts: the translations.

@@ -115,11 +115,12 @@ class SubwordSampler:
         return ids[::-1]
 
     def _spelled(self, char: str) -> list[int]:
-        """The ids of a character without a piece: those of its bytes, if the vocabulary has bytes."""
+        """Returns the ids of a character without a piece: those of its bytes, if the vocabulary has bytes."""
         return [self._bytes[f"<0x{byte:02X}>"] for byte in char.encode()] if self._bytes else [UNKNOWN]
 
     def _lattice(self, word: str) -> list[_Arrivals]:
-        """For each place in the word the pieces that end there, weighted by all segmentations of what precedes them."""
+        """Finds for each place in the word the pieces that end there, weighted by all segmentations of what precedes
+        them."""
         lattice, log_sums = [_Arrivals([], [])], [0.0]
         for end in range(1, len(word) + 1):
             edges, log_weights = [], []
@@ -178,7 +179,7 @@ class SampledEpochs:
         weakref.finalize(self, _clear, self._folder, lock, self._processes)
 
     def corpus(self, epoch: int) -> TokenizedCorpus:
-        """The corpus of an epoch. Also starts the processes of the next epoch.
+        """Returns the corpus of an epoch, and starts the processes of the next one.
 
         Raises:
             JobError: a sampling process failed.
@@ -230,7 +231,8 @@ class SampledEpochs:
 
 
 def shares(num_parts: int) -> list[tuple[int, int]]:
-    """The parts of each process of a side, by the cores that there are: from one to another, this one not included."""
+    """Divides the parts of a side among processes, by the cores that there are: from one to another, this one not
+    included."""
     count = max(1, min(num_parts, num_cores() // (len(SIDES) * CORES_A_PROCESS)))
     return list(pairwise(num_parts * number // count for number in range(count + 1)))
 

@@ -152,15 +152,15 @@ class TokenizedCorpus:
             raise RequestError(f"the tokenised corpus {folder} is damaged ({error}): delete it") from None
 
     def source_ids(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: source pieces + end of the pairs `rows`, padded."""
+        """Returns (num_rows, width) int32: source tokens + end of the pairs `rows`, padded."""
         return self._source.padded(rows, num_rows, width)
 
     def labels(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: target pieces + end of the pairs `rows`, padded."""
+        """Returns (num_rows, width) int32: target tokens + end of the pairs `rows`, padded."""
         return self._target.padded(rows, num_rows, width)
 
     def sources_among(self, rows: Iterable[list[int]], tags: Collection[int] = ()) -> int:
-        """How many of the rows of pieces are the whole source of a pair, but for the tags before both.
+        """Counts the rows of tokens that are the whole source of a pair, but for the tags before both.
 
         Args:
             rows: without an end.
@@ -184,7 +184,7 @@ class TokenizedCorpus:
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """The numbers (N,) in a file, memory-mapped.
+    """Maps the numbers (N,) in a file into memory.
 
     Raises:
         RequestError: it holds something else.
@@ -206,7 +206,7 @@ class _Side:
         return np.diff(self.offsets).astype(np.int32)
 
     def untagged(self, tags: Collection[int]) -> Iterator[bytes]:
-        """The bytes of each row behind the last of the tags in it."""
+        """Yields the bytes of each row behind the last of the tags in it."""
         starts, ends = self.offsets[:-1].copy(), self.offsets[1:]
         if tags:
             places = np.flatnonzero(np.isin(self.ids, list(tags)))
@@ -214,7 +214,7 @@ class _Side:
         return (self.ids[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
     def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: the given rows, then blank rows."""
+        """Returns (num_rows, width) int32: the given rows, then blank rows."""
         starts, lengths = np.zeros((2, num_rows, 1), np.int64)
         starts[: len(rows), 0] = self.offsets[rows]
         lengths[: len(rows), 0] = self.offsets[rows + 1] - self.offsets[rows]
@@ -295,7 +295,7 @@ def _keep(
     max_ratio: float,
     report: CleaningReport,
 ) -> list[bool]:
-    """Which pairs to keep; each of the others is counted once."""
+    """Tells which pairs to keep; each of the others is counted once."""
     lengths = np.array([list(map(len, source_rows)), list(map(len, target_rows))])  # (2, pairs)
     shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
     empty = shorter == 0

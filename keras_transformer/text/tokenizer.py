@@ -125,7 +125,7 @@ class Tokenizer:
         return {one.piece: id for id, one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK}
 
     def decoding_model(self) -> bytes:
-        """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
+        """Makes a model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
         if not self.has_unused_pieces:
             return self.model
         specification = parse_model(self.model)
@@ -176,7 +176,7 @@ class Tokenizer:
         return trained if keeps_text else trained.normalized_by(normalization)
 
     def normalized_by(self, normalization: str) -> Tokenizer:
-        """The same pieces for text that is normalised as `normalization` says; see `train`."""
+        """Makes a vocabulary of the same pieces for text that is normalised as `normalization` says; see `train`."""
         model = parse_model(self.model)
         normalizer = normalizer_of(normalization, None if self.has_bytes else self.alphabet)
         rules = type(model.normalizer_spec).FromString(normalizer.serialized_normalizer_spec())
@@ -217,23 +217,24 @@ class Tokenizer:
         return self._processor.encode([plain(line) for line in strings_of(lines)], num_threads=num_threads)
 
     def encode_masked(self, line: str) -> list[int]:
-        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""
         return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that a model answers, of messages that have a role, such as "user", and a content each."""
+        """Returns the text that a model answers, of messages that have a role, such as "user", and a content each."""
         return self.chat_texts([messages])[0]
 
     def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-        """`chat_text` of each. Raises RequestError unless the model has a template for chats, and it takes these."""
+        """Returns `chat_text` of each. Raises RequestError unless the model has a template for chats, and it takes
+        these."""
         raise RequestError("expected a model with a template for chats; this one has none: give it the whole text")
 
     def normalize(self, line: str) -> str:
-        """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
+        """Returns the normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
         return self._processor.normalize(plain(string_of(line)))
 
     def unread(self, line: str) -> list[str]:
-        """The characters of a line that are read as unknown."""
+        """Returns the characters of a line that are read as unknown."""
         if self.alphabet.issuperset(line):
             return []
         unread = [char for char in self.normalize(line) if char not in self.alphabet and char != SPACE]
@@ -241,7 +242,7 @@ class Tokenizer:
         return unread if unread and UNKNOWN in self.encode([line])[0] else []
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids up to its end id, without pad and start. It is always one line."""
+        """Decodes each row of ids up to its end id, without pad and start, as one line."""
         texts = self._processor.decode([until_end(row) for row in ids])
         return [one_line(text).strip() for text in texts]
 
@@ -250,7 +251,7 @@ class Tokenizer:
         return self._processor.encode(valid_unicode(string_of(text).replace("\0", " ")))
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
+        """Decodes ids into a text with its line breaks and all of its spaces. Control ids add nothing."""
         return self._processor.decode([int(id) for id in ids if int(id) not in (PAD, START, END)])
 
     def is_ambiguous(self, text: str) -> bool:
@@ -262,24 +263,24 @@ class Tokenizer:
         return len(scores) > 1 and scores[0] - scores[1] < SAME_SCORE
 
     def divisions(self, text: str, most: int) -> list[list[int]]:
-        """The likeliest divisions of a text into pieces, in ids, the best first; none if the vocabulary has no
-        probabilities, as BPE has none.
-        """
+        """Returns the likeliest divisions of a text into pieces, in ids, the best first; none if the vocabulary has no
+        probabilities, as BPE has none."""
         if not string_of(text) or self.model_type != "unigram":
             return []
         return self._processor.nbest_encode_as_ids(text, nbest_size=most)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The spelling of each piece, with `▁` for a space, for pictures and alignments."""
+        """Returns the spelling of each piece, with `▁` for a space, for pictures and alignments."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
 
     def words(self) -> dict[str, int]:
-        """The words that are one piece, which begins with a space, and the ids of these pieces."""
+        """Returns the words that are one piece, which begins with a space, and the ids of these pieces."""
         pieces = self.pieces(range(self.vocabulary_size))
         return {piece[1:]: id for id, piece in enumerate(pieces) if re.fullmatch(f"{SPACE}[^{SPACE}]+", piece)}
 
     def surfaces(self) -> list[bytes]:
-        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its byte."""
+        """Returns the bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its
+        byte."""
         return [self._surface(id, piece) for id, piece in enumerate(self.pieces(range(self.vocabulary_size)))]
 
     def _surface(self, id: int, piece: str) -> bytes:
@@ -362,7 +363,7 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def until_end(ids: Sequence[int]) -> list[int]:
-    """The ids up to the end id, without pad and start."""
+    """Returns the ids up to the end id, without pad and start."""
     kept: list[int] = []
     for id in map(int, ids):
         if id == END:

@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 def read_word_vectors(path: str | os.PathLike[str], dim: int, words: Collection[str]) -> tuple[list[str], np.ndarray]:
-    """The vectors that a file has of some words.
+    """Reads the vectors that a file has of some words.
 
     The file is word2vec's, text or binary, or GloVe's, which has no first line of counts; each of them plain or .gz.
     Every row is checked, and the rows of other words are dropped as they come, so memory does not depend on the size of
@@ -89,7 +89,7 @@ def read_word_vectors(path: str | os.PathLike[str], dim: int, words: Collection[
 
 
 def check_word_vectors(path: str | os.PathLike[str], dim: int) -> Layout:
-    """How a file holds its vectors, from its beginning. No memory is taken for them.
+    """Reads how a file holds its vectors, from its beginning. No memory is taken for them.
 
     Raises:
         RequestError: the file cannot be read or is of another format, such as a pickle, its vectors do not have `dim`
@@ -150,7 +150,7 @@ def _check_that_it_fits(path: Path, layout: Layout, count: int) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[io.BufferedIOBase]:
-    """The file, plain or .gz.
+    """Opens the file, plain or .gz.
 
     Raises:
         RequestError: it cannot be read.
@@ -163,7 +163,7 @@ def _reading(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def _rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
-    """The rows, which are as many as the first line says."""
+    """Yields the rows, which are as many as the first line says."""
     if layout.num_vectors is not None:
         file.readline(MAX_ROW_BYTES)
     count = 0
@@ -197,7 +197,8 @@ def _text_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[
 
 
 def _divided(line: bytes, dim: int) -> tuple[bytes, bytes] | None:
-    """The word and the numbers of a line; None if it has not so many. Some of GloVe's words have spaces in them."""
+    """Returns the word and the numbers of a line; None if it has not so many. Some of GloVe's words have spaces in
+    them."""
     word, _, numbers = line.rstrip().partition(b" ")
     if numbers.count(b" ") == dim - 1:
         return word, numbers
@@ -216,7 +217,7 @@ def _are_numbers(parts: list[bytes]) -> bool:
 
 
 def _parsed(parts: list[bytes]) -> list[np.float32]:
-    """The numbers, as gensim reads them.
+    """Parses the numbers.
 
     Raises:
         ValueError: one is no number.
@@ -244,7 +245,7 @@ def _binary_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterato
 
 
 def _numbers_of(rows: list[Row], layout: Layout, path: Path) -> np.ndarray:
-    """The numbers (N, D) float32 of rows."""
+    """Returns the numbers (N, D) float32 of rows."""
     vectors = np.zeros((len(rows), layout.dim), "float32")
     for vector, row in zip(vectors, rows, strict=True):
         try:
