@@ -1,4 +1,4 @@
-"""BART and Marian in Hugging Face's format: encoder-decoders.
+"""Imports BART and Marian, encoder-decoders in Hugging Face's format.
 
 BART (Lewis et al. 2020, arXiv 1910.13461) is the paper's model with gelu, learned positions from 2 on, encoder and
 decoder apart, a norm after the embedding, and biases in attention and on the logits.
@@ -222,7 +222,7 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
 
 
 class _Ids(NamedTuple):
-    """Their ids of pieces, on both sides; mostly one vocabulary with one embedding.
+    """Their ids of tokens, on both sides; mostly one vocabulary with one embedding.
 
     Args:
         source, target: the ids.

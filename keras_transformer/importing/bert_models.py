@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT in Hugging Face's format: encoders of text with a head for labels or tokens, or none.
+"""Imports BERT, RoBERTa and DistilBERT: encoders of text with a head for labels or tokens, or none.
 
 BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone. Every text is of the first segment, whose vector is
 added to those of all positions.

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in Hugging Face's format: language models.
+"""Imports GPT-2 and Llama, language models in Hugging Face's format.
 
 GPT-2 (Radford et al. 2019) is the decoder alone, with pre-norm, gelu by its tangent form, learned positions, biases,
 and a tied output.

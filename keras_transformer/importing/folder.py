@@ -1,5 +1,5 @@
-"""A model's folder as it came from outside: files that are data, bounded in size, none outside the folder; the options
-of its configuration; and the search that it asks for.
+"""Reads a model's folder from outside: its files, which are data, bounded in size and all within the folder, and the
+options that they hold, those of its search included.
 """
 
 from __future__ import annotations

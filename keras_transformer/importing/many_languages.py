@@ -1,5 +1,5 @@
-"""M2M-100 (Fan et al. 2020, arXiv 2010.11125), NLLB-200 (NLLB Team 2022, arXiv 2207.04672) and mBART-50 (Tang et al.
-2020, arXiv 2008.00401) in Hugging Face's format: translators between many languages.
+"""Imports translators between many languages: M2M-100 (Fan et al. 2020, arXiv 2010.11125), NLLB-200 (NLLB Team 2022,
+arXiv 2207.04672) and mBART-50 (Tang et al. 2020, arXiv 2008.00401).
 
 M2M-100 and NLLB-200 are the paper's model with norms before the sub-layers and behind each stack, biases in attention,
 and one matrix for sources, translations and logits. Their sinusoids are those of fairseq: positions begin at 2, all

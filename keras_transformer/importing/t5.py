@@ -1,5 +1,5 @@
-"""T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202), and those of the
-form v1.1 for many languages: mT5 (Xue et al. 2021, arXiv 2010.11934) and MADLAD-400 (Kudugunta et al. 2023,
+"""Imports T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202), and those
+of the form v1.1 for many languages: mT5 (Xue et al. 2021, arXiv 2010.11934) and MADLAD-400 (Kudugunta et al. 2023,
 arXiv 2309.04662).
 
 They are the family's model with buckets of distances, RMS norms before the sub-layers, no factor on dot products and

@@ -1,4 +1,4 @@
-"""The files of Hugging Face's tokenizers: tokenizer.json, or the older lists of words and merges."""
+"""Reads the files of Hugging Face's tokenizers: tokenizer.json, or the older lists of words and merges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViT in Hugging Face's format: a classifier of images.
+"""Imports ViT, a classifier of images in Hugging Face's format.
 
 ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
 deviations of pixels.

@@ -1,4 +1,5 @@
-"""From tensors with foreign names to the weights of our model, and what an importer hands on. Keras is not imported."""
+"""Makes the weights of our model of tensors with foreign names; `Imported` is what an importer hands on. Keras is not
+imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
+"""Counts BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
 
 If at least one translation has four words, the figure equals sacreBLEU's default. If all are shorter, as number
 words are, the default gives 0, but the effective order counts only the n-grams that exist.

@@ -1,4 +1,4 @@
-"""Which pairs a translator should not learn from: those of a corpus, and those that a teacher translated."""
+"""Finds the pairs that a translator should not learn from, in a corpus and among the translations of a teacher."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Cleaning:
 
     @property
     def num_kept(self) -> int:
-        """How many pairs training sees, before it counts their pieces."""
+        """How many pairs training sees, before it counts their tokens."""
         return int((self.reasons == 0).sum())
 
     @property

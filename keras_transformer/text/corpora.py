@@ -1,4 +1,4 @@
-"""Parallel text to train on: the user's files, the named corpora, back-translated pairs, and the reverse direction.
+"""Reads parallel text to train on: the user's files, named corpora, back-translated pairs, and the reverse direction.
 
 A tag tells the last two apart. It is a word of its own before the source, such as `<2de>`, and one piece of the
 vocabulary.

@@ -1,4 +1,4 @@
-"""From text files to the two datasets that `model.fit` takes, in one call."""
+"""Makes the two datasets that `model.fit` takes, for training and validation, of text files in one call."""
 
 from __future__ import annotations
 

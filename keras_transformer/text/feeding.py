@@ -1,4 +1,4 @@
-"""From planned batches to what `fit` takes, on any backend and for any number of replicas."""
+"""Feeds planned batches to `fit`, on any backend and for any number of replicas."""
 
 from __future__ import annotations
 

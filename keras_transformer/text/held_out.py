@@ -1,4 +1,4 @@
-"""What is held out of training: a share that a seed draws, of each label alike, with all that equals it.
+"""Draws what is held out of training: a share, of each label alike, with all that equals it.
 
 Every task takes its share here. Where text stands in an order, as by label or by time, its last lines are like nothing
 else in it.

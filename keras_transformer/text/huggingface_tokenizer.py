@@ -1,5 +1,5 @@
-"""The vocabularies of models that were trained elsewhere, which Hugging Face's tokenizers read; and how either kind of
-vocabulary is loaded.
+"""Cuts text by the vocabularies of models that were trained elsewhere, with Hugging Face's tokenizers; loads a
+vocabulary of either kind.
 """
 
 from __future__ import annotations

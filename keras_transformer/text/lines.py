@@ -1,4 +1,4 @@
-"""Lines of text: from files, plain or .gz, and from whoever calls."""
+"""Reads, checks and hashes lines of text, from files, plain or .gz, and from whoever calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora with a name: number words, which are made here; Multi30k and WMT14, which are fetched and checked."""
+"""Makes or fetches the corpora with a name: number words are made here; Multi30k and WMT14 are fetched and checked."""
 
 from __future__ import annotations
 

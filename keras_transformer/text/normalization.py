@@ -1,4 +1,4 @@
-"""How text is read before it is cut into pieces: rules of replacement, in the form that SentencePiece keeps them.
+"""Makes the rules by which text is normalised before it is cut into pieces, in the form that SentencePiece keeps them.
 
 The longest rule that fits is applied, once, from left to right. Every library that reads a SentencePiece model applies
 them, so an exported tokenizer does too.

@@ -17,8 +17,8 @@ from keras_transformer.text.tokenizer import END, PAD
 
 Ids = list[int]
 
-# A batch has room for this many source pieces for each sentence that it may hold, so it holds fewer long sentences.
-PIECES_PER_SENTENCE = 64
+# A batch has room for this many source tokens for each sentence that it may hold, so it holds fewer long sentences.
+TOKENS_PER_SENTENCE = 64
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Sentence:
     Args:
         place: where it stands among those that were read ahead.
         number: the number of its line in the whole stream.
-        source: its pieces.
-        prefix: the pieces with which its translation must begin; a pad id leaves its place free.
+        source: its tokens.
+        prefix: the tokens with which its translation must begin; a pad id leaves its place free.
         part: where it stands in its line, from 0.
     """
 
@@ -52,8 +52,8 @@ class Sentence:
 class Arrays(NamedTuple):
     """A batch of B sentences as a search takes it, all int32."""
 
-    source_ids: np.ndarray  # (B, S) pieces and the end id, then pad
-    limits: np.ndarray  # (B,) the most pieces to emit
+    source_ids: np.ndarray  # (B, S) tokens and the end id, then pad
+    limits: np.ndarray  # (B,) the most tokens to emit
     prefix_ids: np.ndarray  # (B, L) as wide as the largest limit; pad leaves a place free
 
 
@@ -115,7 +115,7 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
     batch: list[int] = []
     longest_length = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if len(batch) == batch_size or (len(batch) + 1) * longest_length > batch_size * PIECES_PER_SENTENCE:
+        if len(batch) == batch_size or (len(batch) + 1) * longest_length > batch_size * TOKENS_PER_SENTENCE:
             yield batch
             batch = []
         longest_length = lengths[place] if not batch else longest_length

@@ -1,4 +1,4 @@
-"""How text is split for a translator, and joined: into sentences, and long sentences after commas or at white space."""
+"""Splits text for a translator: into sentences, and long ones after commas or at white space; joins translations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subword sampling: draws the segmentation of a sentence at random, and the same one for the same seed.
+"""Samples subwords: draws the segmentation of a sentence at random, and the same one for the same seed.
 
 Processes segment the corpus anew for each epoch while the epoch before trains. Lines are drawn in parts of
 `PART_LINES`, each from a generator seeded by (seed, epoch, side, part). So a run that resumes finds the same epochs,

@@ -1,4 +1,4 @@
-"""A corpus as ids on disk, memory-mapped, so that it may be larger than memory."""
+"""Keeps a corpus as ids on disk, memory-mapped, so that it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ META = object_of({
 
 
 class TokenizedCorpus:
-    """Pairs of sentences as ids: source pieces + end, target pieces + end.
+    """Pairs of sentences as ids: source tokens + end, target tokens + end.
 
     `build` or `open` make it. `source_lengths` and `target_lengths` are (pairs,) int32 and count the end.
     """
@@ -108,7 +108,7 @@ class TokenizedCorpus:
     ) -> TokenizedCorpus:
         """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
-        Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
+        Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` tokens, or if one side
         is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source.
         `keep_text` also keeps the lines and the tokenizers, which subword sampling needs. `first_ids`, such as tags of
         languages, begin each source and each target; no length counts them here.
@@ -243,7 +243,7 @@ class SideWriter:
             self._text = (folder / f"{side}.text").open("w", encoding="utf-8", newline="\n")
 
     def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
-        """Appends rows of piece ids and, where text is kept, the lines that they came from."""
+        """Appends rows of ids and, where text is kept, the lines that they came from."""
         rows = [[*self.first_ids, *row, END] for row in rows]
         offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())

@@ -1,4 +1,4 @@
-"""Text to ids and back: a SentencePiece vocabulary with this project's four control ids."""
+"""Turns text into ids and back, by a SentencePiece vocabulary with this project's four control ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word vectors from files of word2vec and GloVe: every row is checked, and those that are asked for are kept."""
+"""Reads word vectors from files of word2vec and GloVe: checks every row, and keeps those that are asked for."""
 
 from __future__ import annotations
 
