@@ -47,11 +47,11 @@ from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, count_ids, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import (
     PROJECTIONS,
-    TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
+    dense_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -205,19 +205,15 @@ def bart_blocks(config: Config) -> Iterator[Weight]:
             for name in names:
                 yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
             feed_forward = f"{block}.feed_forward"
-            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", order=TRANSPOSED)
-            yield Weight(f"{feed_forward}.bias_in", f"{layer}.fc1.bias", "F")
-            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", order=TRANSPOSED)
-            yield Weight(f"{feed_forward}.bias_out", f"{layer}.fc2.bias", "D")
+            yield from dense_weights(f"{feed_forward}.kernel_in", f"{feed_forward}.bias_in", f"{layer}.fc1", "FD")
+            yield from dense_weights(f"{feed_forward}.kernel_out", f"{feed_forward}.bias_out", f"{layer}.fc2", "DF")
             yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
 
 
 def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     for name, projection in PROJECTIONS.items():
-        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", order=TRANSPOSED)
-        yield Weight(f"{ours}.{name}_bias", f"{theirs}.{projection}.bias", "H")
-    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", order=TRANSPOSED)
-    yield Weight(f"{ours}.output_bias", f"{theirs}.out_proj.bias", "D")
+        yield from dense_weights(f"{ours}.{name}_kernel", f"{ours}.{name}_bias", f"{theirs}.{projection}", "HD")
+    yield from dense_weights(f"{ours}.output_kernel", f"{ours}.output_bias", f"{theirs}.out_proj", "DH")
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 

@@ -37,6 +37,7 @@ from keras_transformer.importing.weights import (
     Layout,
     Weight,
     Weights,
+    dense_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -359,11 +360,9 @@ def _head(architecture: Architecture, file: TensorFile, config: Config) -> Itera
     if not config["head_layer"]:
         return
     before = architecture.before_labels if config["num_labels"] else architecture.before_tokens
-    yield Weight("head_layer.kernel", f"{before}.weight", "DD", order=TRANSPOSED)
-    yield Weight("head_layer.bias", f"{before}.bias", "D")
+    yield from dense_weights("head_layer.kernel", "head_layer.bias", before, "DD")
     if config["num_labels"]:
-        yield Weight("head.kernel", f"{architecture.labels}.weight", "LD", order=TRANSPOSED)
-        yield Weight("head.bias", f"{architecture.labels}.bias", "L")
+        yield from dense_weights("head.kernel", "head.bias", architecture.labels, "LD")
     else:
         yield from _norm(file, "head_layer.norm", architecture.norm)
         yield Weight("embedding.bias", first_of(file, architecture.biases), "V")
@@ -417,5 +416,4 @@ def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: 
         default = None if has_biases else 0.0
         yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
     for kernel, bias, name, axes in PRODUCTS:
-        yield Weight(f"{ours}.{kernel}", f"{theirs}.{names[name]}.weight", axes, order=TRANSPOSED)
-        yield Weight(f"{ours}.{bias}", f"{theirs}.{names[name]}.bias", axes[0])
+        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{names[name]}", axes)

@@ -40,6 +40,7 @@ from keras_transformer.importing.weights import (
     Layout,
     Weight,
     Weights,
+    dense_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -67,6 +68,12 @@ GPT2_NAMES = {
     "norm": "layer_norm_epsilon",
 }  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
+# Our kernel and bias, their module, and the kernel's axes.
+GPT2_PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "attn.c_proj", "DD"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "mlp.c_fc", "DF"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "mlp.c_proj", "FD"),
+]
 LLAMA_REQUIRED: RequiredValues = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "add_cross_attention": False, "is_decoder": False,
     "pruned_heads": {},
@@ -135,12 +142,8 @@ def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
         part = (place, len(PROJECTIONS))
         yield Weight(f"{ours}.self_attention.{name}_kernel", f"{theirs}.attn.c_attn.weight", "DT", part=part)
         yield Weight(f"{ours}.self_attention.{name}_bias", f"{theirs}.attn.c_attn.bias", "T", part=part)
-    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.attn.c_proj.weight", "DD")
-    yield Weight(f"{ours}.self_attention.output_bias", f"{theirs}.attn.c_proj.bias", "D")
-    yield Weight(f"{ours}.feed_forward.kernel_in", f"{theirs}.mlp.c_fc.weight", "DF")
-    yield Weight(f"{ours}.feed_forward.bias_in", f"{theirs}.mlp.c_fc.bias", "F")
-    yield Weight(f"{ours}.feed_forward.kernel_out", f"{theirs}.mlp.c_proj.weight", "FD")
-    yield Weight(f"{ours}.feed_forward.bias_out", f"{theirs}.mlp.c_proj.bias", "D")
+    for kernel, bias, name, axes in GPT2_PRODUCTS:
+        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{name}", axes, order=())
     yield from norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
     yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
 

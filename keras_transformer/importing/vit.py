@@ -28,11 +28,11 @@ from keras_transformer.importing.folder import (
 )
 from keras_transformer.importing.weights import (
     PROJECTIONS,
-    TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
+    dense_weights,
     norm_weights,
     open_weights,
 )
@@ -119,13 +119,11 @@ def layout(config: Config, has_biases: bool) -> Layout:
     """
     embeddings = "vit.embeddings"
     table = [
-        Weight("stem.kernel", f"{embeddings}.patch_embeddings.projection.weight", "DCQQ", order=KERNEL_ORDER),
-        Weight("stem.bias", f"{embeddings}.patch_embeddings.projection.bias", "D"),
+        *dense_weights("stem.kernel", "stem.bias", f"{embeddings}.patch_embeddings.projection", "DCQQ", KERNEL_ORDER),
         Weight("class_token.token", f"{embeddings}.cls_token", "11D"),
         Weight("positions.embeddings", f"{embeddings}.position_embeddings", "1PD"),
         *norm_weights("stack.norm", "vit.layernorm"),
-        Weight("head.kernel", "classifier.weight", "LD", order=TRANSPOSED),
-        Weight("head.bias", "classifier.bias", "L"),
+        *dense_weights("head.kernel", "head.bias", "classifier", "LD"),
     ]
     for number in range(config["num_layers"]):
         ours, theirs = f"stack.blocks.{number}", f"vit.encoder.layer.{number}"

@@ -202,6 +202,15 @@ def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
     return array
 
 
+def dense_weights(
+    kernel: str, bias: str, theirs: str, axes: str, order: tuple[int, ...] = TRANSPOSED
+) -> Iterator[Weight]:
+    """Yields our kernel and our bias of a dense layer, whose name in the model from outside is `theirs`. Outputs are
+    the first of the kernel's axes there, unless its order is ours."""
+    yield Weight(kernel, f"{theirs}.weight", axes, order=order)
+    yield Weight(bias, f"{theirs}.bias", axes[0] if order else axes[-1])
+
+
 def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
     """Yields the weights of a layer normalization, whose names in the model from outside are `theirs` and one of
     `names`."""

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,13 +120,18 @@ STARTS = {
 OTHER_STARTS = {"marian-start": 4, "bart-start": 57, "t5-start": 2}
 
 
-def piece_model(seed: int, size: int, **ids: Any) -> bytes:
-    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
+def sentencepiece_of(text: Iterable[str], size: int, **options: Any) -> bytes:
+    """A SentencePiece model that is trained on a text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(lines(seed)), model_writer=model, vocab_size=size, minloglevel=2, **ids
+        sentence_iterator=iter(text), model_writer=model, vocab_size=size, minloglevel=2, **options
     )
     return model.getvalue()
+
+
+def piece_model(seed: int, size: int, **ids: Any) -> bytes:
+    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
+    return sentencepiece_of(lines(seed), size, **ids)
 
 
 def pieces_of(model: bytes) -> list[str]:
