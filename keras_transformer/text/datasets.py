@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
@@ -55,7 +56,7 @@ def datasets_from_files(
     first_ids: FirstIds = ((), ()),
     **plan_options: Unpack[PlanOptions],
 ) -> tuple[Dataset, Dataset]:
-    """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
+    """Makes the datasets for training and validation, of parallel text (UTF-8, plain or .gz, one sentence a line):
 
         train, valid = datasets_from_files("train.en", "train.de", tokenizer)
         model.fit(train, validation_data=valid, epochs=10)
@@ -76,8 +77,12 @@ def datasets_from_files(
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
     corpus = corpus_from_files(source, target, valid_source, valid_target, seed=seed)
-    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
-    plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
+    folder, replicas = None if cache is None else Path(cache), num_replicas(strategy)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), folder, first_ids)
+    train = text.tokenized("train", corpus.train(), keep_text=bool(plan_options.get("sampling")))
+    valid = text.tokenized("validation", islice(corpus.valid(), MAX_VALIDATION_PAIRS))
+    plan = BatchPlan(train, token_budget, seed, replicas, **plan_options)
+    valid_plan = BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()
 
 
@@ -167,8 +172,9 @@ class _PyEpochs(keras.utils.PyDataset):
         return self._epochs.batches()
 
 
+@dataclass(frozen=True)
 class _Text:
-    """A corpus tokenised for training and validation, in folders that are named for what is in them.
+    """A corpus that is tokenised in folders, which are named for what is in them.
 
     Args:
         corpus: the text.
@@ -177,25 +183,13 @@ class _Text:
         first_ids: see `datasets_from_files`.
     """
 
-    def __init__(
-        self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: PathLike | None, first_ids: FirstIds
-    ):
-        self.first_ids = first_ids
-        self.corpus = corpus
-        self.tokenizers = tokenizers
-        self.cache = None if cache is None else Path(cache)
+    corpus: Corpus
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    cache: Path | None
+    first_ids: FirstIds
 
-    def plans(self, token_budget: int, seed: int, replicas: int, options: PlanOptions) -> tuple[BatchPlan, BatchPlan]:
-        """Returns the batches of training and of validation."""
-        keep_text = bool(options.get("sampling"))
-        train = self._tokenized("train", self.corpus.train(), keep_text)
-        valid = self._tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))
-        return (
-            BatchPlan(train, token_budget, seed, replicas, **options),
-            BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False),
-        )
-
-    def _tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
+    def tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
+        """Returns a part of the corpus tokenised, from its folder if that is there."""
         identity = sha256_of(
             [
                 self.corpus.identity,
