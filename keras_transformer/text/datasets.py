@@ -77,12 +77,8 @@ def datasets_from_files(
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
     corpus = corpus_from_files(source, target, valid_source, valid_target, seed=seed)
-    folder, replicas = None if cache is None else Path(cache), num_replicas(strategy)
-    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), folder, first_ids)
-    train = text.tokenized("train", corpus.train(), keep_text=bool(plan_options.get("sampling")))
-    valid = text.tokenized("validation", islice(corpus.valid(), MAX_VALIDATION_PAIRS))
-    plan = BatchPlan(train, token_budget, seed, replicas, **plan_options)
-    valid_plan = BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), None if cache is None else Path(cache), first_ids)
+    plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()
 
 
@@ -187,6 +183,13 @@ class _Text:
     tokenizers: tuple[Tokenizer, Tokenizer]
     cache: Path | None
     first_ids: FirstIds
+
+    def plans(self, token_budget: int, seed: int, replicas: int, options: PlanOptions) -> tuple[BatchPlan, BatchPlan]:
+        """Returns the batches of training and of validation."""
+        train = self.tokenized("train", self.corpus.train(), keep_text=bool(options.get("sampling")))
+        valid = self.tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))
+        plan = BatchPlan(train, token_budget, seed, replicas, **options)
+        return plan, BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False)
 
     def tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
         """Returns a part of the corpus tokenised, from its folder if that is there."""
