@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_whole
 
 MAX_TENSORS = 100_000
@@ -136,15 +137,7 @@ def open_safetensors(path: Path) -> TensorFile:
 
     Raises:
         ValueError: the file is damaged, or is no safetensors file.
-        RequestError: the package safetensors is not installed.
     """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise RequestError(
-            "weights in safetensors need the package safetensors, which is not installed: "
-            "pip install 'keras-transformer[import]'"
-        ) from None
     with path.open("rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
     if num_bytes > MAX_HEADER_BYTES:  # the package takes memory for more
@@ -164,9 +157,7 @@ def open_safetensors(path: Path) -> TensorFile:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes tensors in float32, each under its name. Raises RequestError if the package safetensors is missing."""
-    from safetensors.numpy import save_file
-
+    """Writes tensors in float32, each under its name."""
     stored = {name: np.asarray(array, "<f4", order="C") for name, array in arrays.items()}
     with write_whole(path) as aside:
         save_file(stored, aside, {"format": "pt"})  # other readers ask for the format

@@ -255,8 +255,6 @@ def _opened(folder: ModelFolder, name: str, open_file: Opener) -> TensorFile:
     path = folder.file(name)
     try:
         return open_file(path)
-    except RequestError:
-        raise
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{folder.path / name} is damaged or not a file of weights: {error}") from error
 
