@@ -106,8 +106,9 @@ def _pixels(folder: ModelFolder, image_size: int) -> Config:
 
 def _one_or_all(numbers: float | list[float]) -> float | list[float]:
     """Returns the number that all channels have, or the numbers as they are."""
-    are_equal = isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers)
-    return numbers[0] if are_equal else numbers
+    if isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers):
+        return numbers[0]
+    return numbers
 
 
 def layout(config: Config, has_biases: bool) -> Layout:

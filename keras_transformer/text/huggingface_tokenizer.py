@@ -134,7 +134,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_masked(self, line: str) -> list[int]:
         """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""
-        return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self.ids[MASK]))])[0]
+        return self.encode([string_of(line).replace(MASK_PIECE, self._token(MASK))])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text of any number of lines, without the start that the model puts before it."""
@@ -143,7 +143,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
         if not self.chat_template:
             return super().chat_texts(chats)
-        start, end = (self.library.id_to_token(self.ids[place]) for place in (START, END))
+        start, end = map(self._token, (START, END))
         values = {"add_generation_prompt": True, "bos_token": start, "eos_token": end}
         texts = rendered(self.chat_template, [{"messages": [*messages], **values} for messages in chats])
         return [text.removeprefix(start) for text in texts] if self.has_start else texts  # the model puts its own there
@@ -190,6 +190,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def own_id(self, id: int) -> int:
         """Maps a file id to ours. A pad token in text, and ids unknown to the model, become UNKNOWN."""
         return self._ours.get(id, UNKNOWN)
+
+    def _token(self, place: int) -> str:
+        """Returns how the file spells one of our ids; "" if it lacks the id."""
+        return self.library.id_to_token(self.ids[place]) or ""
 
     def _read(self, theirs: Sequence[int]) -> list[int]:
         return [*map(self.own_id, theirs[self.has_start :])]

@@ -90,7 +90,9 @@ def test_an_option(kind, tmp_path):
 
 GENERATION, PIXELS, PROMPTS = "generation_config.json", "preprocessor_config.json", "config_sentence_transformers.json"
 # Values of all options of a search that change what a generator writes.
-LACKING = {name: {None: [[3]], False: True}.get(value, 3) for name, value in NEUTRAL_SEARCH.items()}
+LACKING: dict[str, Any] = {
+    name: [[3]] if value is None else True if value == 0 else 3 for name, value in NEUTRAL_SEARCH.items()
+}
 LACKING |= {"do_sample": None, "bad_words_ids": [[3]]}
 
 

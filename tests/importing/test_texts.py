@@ -372,7 +372,8 @@ def assert_logits_are_close(kind: str, pipeline: Any, model: Any, given: Any) ->
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected), rtol=0)
 
 
-WIDE, TOKENIZERS = 512, {
+WIDE = 512
+TOKENIZERS: dict[str, Any] = {
     "bert": word_piece, "distilbert": word_piece, "roberta": byte_bpe_with_ends, "bart": byte_bpe_with_ends,
     "gpt2": byte_bpe, "llama": piece_bpe,
 }  # fmt: skip
