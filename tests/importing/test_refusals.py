@@ -341,6 +341,19 @@ def test_a_tensor(tmp_path):
             read_huggingface(tmp_path / kind)
 
 
+def test_a_file_of_tensors_that_is_damaged_or_huge_or_of_other_numbers(tmp_path):
+    path = write("gpt2", tmp_path) / "model.safetensors"
+    whole, header = path.read_bytes(), b'{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
+    for content, message in (
+        (b"", "header too small"), (whole[:-4], "not fully covered"), (whole + b"more", "not fully covered"),
+        ((2**24 + 1).to_bytes(8, "little") + b"{" * 2**25, "a header of at most 16,777,216 bytes; it says 16,777,217"),
+        (len(header).to_bytes(8, "little") + header + b"1", "'a' has numbers of the type F8_E4M3"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(RequestError, match=f"model.safetensors is damaged or not a file of weights: .*{message}"):
+            read_huggingface(tmp_path)
+
+
 OLD_SIDES: dict[str, Any] = {
     "_num_labels": 3, "add_bias_logits": False, "add_final_layer_norm": False, "classif_dropout": 0.0,
     "extra_pos_embeddings": 2, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "normalize_before": False,
