@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing import bart_models, bert_models, causal_models, layouts, t5, vit
+from keras_transformer.importing import bart_models, bert_models, causal_models, t5, vit
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Layout
@@ -120,7 +120,7 @@ class Bart(Form):
     name, class_name, first_position = "bart", "BartForConditionalGeneration", bart_models.OFFSET
 
     def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return layouts.bart_options({**config, "max_source_length": config["num_positions"] - 1})
+        return bart_models.bart_options({**config, "max_source_length": config["num_positions"] - 1})
 
     def arguments(self, options: Options, config: Config) -> Config:
         one = {"source_vocabulary_size": None}
@@ -159,7 +159,7 @@ class Gpt2(Form):
         return causal_models.gpt2_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
-        return layouts.complete_language_model({**causal_models.gpt2_arguments(options), **_taken_over(config)})
+        return causal_models.complete_language_model({**causal_models.gpt2_arguments(options), **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         return causal_models.gpt2_layout(file, config, [*ids], 1 + max(ids))
@@ -174,7 +174,7 @@ class Llama(Gpt2):
         return causal_models.llama_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
-        return layouts.complete_language_model({**causal_models.llama_arguments(options), **_taken_over(config)})
+        return causal_models.complete_language_model({**causal_models.llama_arguments(options), **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         return causal_models.llama_layout(file, config, [*ids], 1 + max(ids))

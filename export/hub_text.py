@@ -10,11 +10,11 @@ from typing import Any
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bert_models import LONGEST, MODULES
-from keras_transformer.importing.pieces import is_tag, parsed
+from keras_transformer.importing.sentencepiece_rewrite import is_tag
 from keras_transformer.models.model_factory import model_config
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer, parse_model
 
 from .artefacts import TrainedRun
 from .hub_forms import FORMAT, Form
@@ -173,7 +173,8 @@ def tokenizer_json(
         control: the names of its first ids, which are no text.
         before, after: those that stand before and after a text.
     """
-    proto, types = parsed(tokenizer.model)
+    proto = parse_model(tokenizer.model)
+    types = proto.SentencePiece
     names = [*control, *(piece.piece for piece in proto.pieces[len(control) :])]
     added = [_added(id, name, is_special=True) for id, name in enumerate(control)]
     for id, piece in enumerate(proto.pieces[len(control) :], len(control)):

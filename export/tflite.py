@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking.certificate_texts import odd_texts, valid
 from keras_transformer.checking.signatures import Outputs, Signature, pieces_of
 from keras_transformer.core.errors import JobError, RequestError, say
 from keras_transformer.core.files import write_whole
@@ -26,7 +27,6 @@ from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.sentences import odd_texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from . import tflite_converter

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking.answers import Ranking, Seen
+from keras_transformer.checking.certificate_texts import Texts, valid
 from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS, Signature
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.spec.options import Config
-from keras_transformer.text.sentences import Texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking.answers import Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, valid
 from keras_transformer.checking.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.checking.signatures import Searching
 from keras_transformer.core import task_registry
@@ -28,7 +29,6 @@ from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import DECODING, Decoding
 from keras_transformer.text.bleu import bleu_signature
 from keras_transformer.text.huggingface_tokenizer import load_tokenizer
-from keras_transformer.text.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in, signature_of

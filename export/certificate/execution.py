@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.checking.certificate_texts import QUICK_TEXTS
 from keras_transformer.checking.signatures import Output, Searching, Signature
 from keras_transformer.core.errors import RequestError
-from keras_transformer.text.sentences import QUICK_TEXTS
 
 from ..artefacts import Artefact, BrokenArtefact, install_extra
 from .expected import Expected

@@ -11,12 +11,12 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking.answers import Begun
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.checking.signatures import Signature
 from keras_transformer.search import beam_search, loop
 from keras_transformer.search.loop import permit
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import Decoding
-from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 from ..artefacts import Artefact

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.checking.certificate_texts import Texts, valid
 from keras_transformer.runs.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE
 from keras_transformer.text.bleu import bleu_metric
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.sentences import Texts, valid
 
 from ..artefacts import Artefact
 

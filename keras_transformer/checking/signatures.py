@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Searched, Seen
+from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, long_texts, odd_texts
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
@@ -23,7 +24,6 @@ from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.search_options import Decoding
 from keras_transformer.text.lines import read_lines
-from keras_transformer.text.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""BART and Marian in Hugging Face's format: encoder-decoders.
+"""Imports BART and Marian, encoder-decoders in Hugging Face's format.
 
 BART (Lewis et al. 2020, arXiv 1910.13461) is the paper's model with gelu, learned positions from 2 on, encoder and
 decoder apart, a norm after the embedding, and biases in attention and on the logits.
@@ -16,44 +16,74 @@ order. Decoding starts with the pad id, so the row of our start id is a copy of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import (
-    OUTPUT,
-    POSITIONS,
-    SEQ2SEQ_FIXED,
-    SEQ2SEQ_WITHOUT_EFFECT,
-    SHARED,
-    SOURCE,
-    TARGET,
-    bart_blocks,
-    bart_config,
-    bart_options,
+from keras_transformer.importing.folder import (
+    GENERATION,
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
     completed,
+    options_of,
+    read_named,
+    search_of,
+    write_named,
 )
-from keras_transformer.importing.pieces import (
+from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
-    count_ids,
     fixed_logits,
     shared_vocabularies,
     source_vocabulary,
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
-from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.text_files import check_added, count_ids, text_vocabulary, tokenizer_options
+from keras_transformer.importing.weights import (
+    PROJECTIONS,
+    Imported,
+    Layout,
+    Weight,
+    Weights,
+    dense_weights,
+    first_of,
+    norm_weights,
+    open_weights,
+)
+from keras_transformer.spec import model_spec
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END
 
-# Options with the one value that the architecture has. Old files say them.
-BART_FIXED: Config = {
+SEQ2SEQ_REQUIRED: RequiredValues = {
+    "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
+    "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
+    "pruned_heads": {}, "tie_encoder_decoder": False,
+}  # fmt: skip
+# Options that act in training alone, or repeat others.
+SEQ2SEQ_WITHOUT_EFFECT = {
+    "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
+    "extra_pos_embeddings", "num_hidden_layers",
+}  # fmt: skip
+BART_EPSILON = 1e-5  # PyTorch's, for layer normalization
+# Arguments of our model, and what the architectures call them; for `norm`, what they call its ε.
+BART_NAMES = {
+    "num_heads": "encoder_attention_heads", "intermediate_dim": "encoder_ffn_dim", "hidden_dim": "d_model",
+    "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "activation": "activation_function",
+}  # fmt: skip
+DECODER_NAMES = {"num_heads": "decoder_attention_heads", "intermediate_dim": "decoder_ffn_dim"}
+ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
+SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+BART_REQUIRED: RequiredValues = {
     "normalize_embedding": True, "static_position_embeddings": False, "tie_word_embeddings": True,
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
@@ -61,8 +91,7 @@ BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
 LACKING = {"min_length": 0, "no_repeat_ngram_size": 0}  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
-# Options with the one value that the architecture has. Old files say them.
-MARIAN_FIXED: Config = {"normalize_embedding": False, "static_position_embeddings": True}
+MARIAN_REQUIRED: RequiredValues = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 def read_bart(folder: ModelFolder) -> Imported:
@@ -71,7 +100,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **BART_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_REQUIRED, **BART_REQUIRED})
     options.take_start(folder)
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
@@ -79,7 +108,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     lacking = {**LACKING, "forced_bos_token_id": first}
     search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, lacking)
     config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, bart_layout(file, config, ids, size))
@@ -88,7 +117,7 @@ def read_bart(folder: ModelFolder) -> Imported:
 
 
 def bart_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     return bart_config(options) | {
         "positions": {"name": "learned", "offset": OFFSET, "separate": True},
         "embedding_norm": True,
@@ -96,14 +125,14 @@ def bart_arguments(options: Options) -> Config:
 
 
 def _banned(folder: ModelFolder) -> list[list[int]]:
-    """What the search of generation_config.json may not emit."""
+    """Returns what the search of generation_config.json may not emit."""
     banned = folder.json(GENERATION).get("bad_words_ids") if folder.has(GENERATION) else None
     return banned if isinstance(banned, list) else []
 
 
 def _bart_ids(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], int]:
-    """For each of our ids, BART's, of which the matrices have `size`; and how many of ours are control ids, those that
-    the search may not emit among them."""
+    """Returns BART's id for each of ours, of which the matrices have `size`; and how many of ours are control ids,
+    those that the search may not emit among them."""
     banned = _banned(folder)
     pad = options.whole("pad_token_id", size - 1, 1)
     end = options.whole("eos_token_id", size - 1, 2)
@@ -118,8 +147,8 @@ def _bart_ids(folder: ModelFolder, options: Options, size: int) -> tuple[list[in
 
 
 def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
     rows = longest(config["max_source_length"]) + OFFSET  # our last rows are copies of their last one
@@ -140,8 +169,56 @@ def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
     return Layout(table, sizes, orders, {*copies, *VERSIONS})
 
 
+def bart_config(options: Options) -> Config:
+    """Returns the arguments of our model that the architectures have in common."""
+    config = read_named(options, BART_NAMES, dropout=0.1, attention_dropout=0.0)
+    for ours, theirs in DECODER_NAMES.items():
+        if (received := options.size(theirs)) != config[ours]:
+            raise options.refusal(theirs, received, f"{config[ours]}, as in the encoder")
+    return {
+        **config,
+        "max_source_length": options.size("max_position_embeddings") - 1,  # less the end id
+        "norm": {"name": "layer", "epsilon": BART_EPSILON},
+        "attention_bias": True,
+        "output_bias": True,
+        "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
+    }
+
+
+def bart_options(config: Config) -> Config:
+    """Returns the options that `bart_config` reads as this configuration, if the architectures have a form of it."""
+    return {
+        **write_named(config, BART_NAMES),
+        **write_named(config, DECODER_NAMES),
+        "max_position_embeddings": config["max_source_length"] + 1,
+        "scale_embedding": config["embedding_scale"] != 1,
+    }
+
+
+def bart_blocks(config: Config) -> Iterator[Weight]:
+    """Yields the weights of the blocks. H is the width of all heads, of which no order changes."""
+    for stack, names, depth in zip(
+        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), model_spec.depths(config), strict=True
+    ):
+        for number in range(depth):
+            block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
+            for name in names:
+                yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
+            feed_forward = f"{block}.feed_forward"
+            yield from dense_weights(f"{feed_forward}.kernel_in", f"{feed_forward}.bias_in", f"{layer}.fc1", "FD")
+            yield from dense_weights(f"{feed_forward}.kernel_out", f"{feed_forward}.bias_out", f"{layer}.fc2", "DF")
+            yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
+
+
+def _attention(ours: str, theirs: str) -> Iterator[Weight]:
+    for name, projection in PROJECTIONS.items():
+        yield from dense_weights(f"{ours}.{name}_kernel", f"{ours}.{name}_bias", f"{theirs}.{projection}", "HD")
+    yield from dense_weights(f"{ours}.output_kernel", f"{ours}.output_bias", f"{theirs}.out_proj", "DH")
+    yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
+
+
 class _Ids(NamedTuple):
-    """Their ids of pieces, on both sides; mostly one vocabulary with one embedding.
+    """Their ids of tokens, on both sides; mostly one vocabulary with one embedding.
 
     Args:
         source, target: the ids.
@@ -161,7 +238,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**SEQ2SEQ_FIXED, **MARIAN_FIXED})
+    options = options_of(folder, "config.json", {**SEQ2SEQ_REQUIRED, **MARIAN_REQUIRED})
     options.take_start(folder)
     ids = _marian_ids(folder, options)
     tokenizer = tokenizer_options(folder)
@@ -171,7 +248,7 @@ def read_marian(folder: ModelFolder) -> Imported:
     source, target = _vocabularies(folder, ids, *controls)
     sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": None if ids.is_shared else len(source.ids)}
     config = marian_arguments(options) | sizes
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     check_positions(file, config["hidden_dim"])
@@ -180,12 +257,12 @@ def read_marian(folder: ModelFolder) -> Imported:
 
 
 def marian_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabularies."""
+    """Returns the arguments of our model, but for the vocabularies."""
     return bart_config(options) | {"tied_output": options.switch("tie_word_embeddings", True)}
 
 
 def marian_options(config: Config) -> Config:
-    """The options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
+    """Returns the options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
     return {**bart_options(config), "tie_word_embeddings": config["tied_output"]}
 
 
@@ -202,7 +279,7 @@ def _marian_ids(folder: ModelFolder, options: Options) -> _Ids:
 
 
 def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
-    """The ids of pieces in a file: all from 0 on, each once, and at most `size`."""
+    """Reads the ids of pieces in a file: all from 0 on, each once, and at most `size`."""
     ids, path = folder.json(name), folder.path / name
     if len(ids) > size or any(type(id) is not int for id in ids.values()) or {*ids.values()} != {*range(len(ids))}:
         raise RequestError(
@@ -216,7 +293,7 @@ def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
 
 
 def _control_ids(ids: _Ids, options: Options) -> tuple[ControlIds, ControlIds]:
-    """The ids of our control pieces in the vocabularies of source and target."""
+    """Returns the ids of our control pieces in the vocabularies of source and target."""
     pad, end = ids.target["<pad>"], ids.target["</s>"]
     start = options.whole("decoder_start_token_id", len(ids.target) - 1)
     options.expect({"pad_token_id": pad, "eos_token_id": end})
@@ -238,7 +315,7 @@ def _vocabularies(
 
 
 def _languages(tokenizer: Options) -> tuple[str, str] | None:
-    """The languages that the options of the tokenizer name."""
+    """Returns the languages that the options of the tokenizer name."""
     source, target = tokenizer.pop("source_lang"), tokenizer.pop("target_lang")
     if not all(isinstance(each, str) and 0 < len(each) <= 40 for each in (source, target)):
         return None
@@ -248,7 +325,7 @@ def _languages(tokenizer: Options) -> tuple[str, str] | None:
 def marian_layout(
     file: TensorFile, config: Config, is_shared: bool, ids: tuple[list[int], list[int]], rows: tuple[int, int]
 ) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         file: the tensors.
@@ -280,7 +357,7 @@ def marian_layout(
 
 
 def order_of_width(width: int) -> np.ndarray:
-    """For each place in our width, its place in theirs: ours has sine and cosine of each frequency in turn."""
+    """Returns for each place in our width its place in theirs: ours has sine and cosine of each frequency in turn."""
     return np.arange(width).reshape(2, width // 2).T.ravel()
 
 

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT in Hugging Face's format: encoders of text with a head for labels or tokens, or none.
+"""Imports BERT, RoBERTa and DistilBERT: encoders of text with a head for labels or tokens, or none.
 
 BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone. Every text is of the first segment, whose vector is
 added to those of all positions.
@@ -17,27 +17,27 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import having, list_of, object_of, or_null, shown
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import (
-    ENCODER_BLOCK,
-    ENCODER_FIXED,
-    ENCODER_NAMES,
-    ENCODER_WITHOUT_EFFECT,
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
     completed,
-    encoder_block,
-    encoder_config,
-    labels_of,
+    options_of,
+    read_named,
     write_named,
 )
-from keras_transformer.importing.pieces import MAX_MODEL_BYTES, count_ids
+from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import text_vocabulary
+from keras_transformer.importing.text_files import added_tokens, count_ids, text_vocabulary
 from keras_transformer.importing.weights import (
+    PROJECTIONS,
     TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
+    dense_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -45,10 +45,34 @@ from keras_transformer.importing.weights import (
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
 
+ENCODER_REQUIRED: RequiredValues = {
+    "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}  # fmt: skip
+ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
+MAX_LABELS = 1_000_000
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
+ENCODER_NAMES = {
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size", "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob", "activation": "hidden_act", "norm": "layer_norm_eps",
+}  # fmt: skip
+# What BERT and RoBERTa call the modules of a block, by what they are here.
+ENCODER_BLOCK = {
+    **{name: f"attention.self.{name}" for name in PROJECTIONS}, "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "in": "intermediate.dense", "out": "output.dense",
+    "norm": "output.LayerNorm",
+}  # fmt: skip
+# The other products of a block: our kernel and bias, which module of theirs, its axes.
+PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "output", "DH"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "in", "FD"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "out", "DF"),
+]
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-ONLY: Config = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+BERT_REQUIRED: RequiredValues = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
 OTHER_HEADS = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}  # whether a sentence follows another
 # Options of other heads, of training, and ids that the tokenizer tells.
 WITHOUT_EFFECT = {
@@ -129,7 +153,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option, a head or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", {**ENCODER_FIXED, **ONLY})
+    options = options_of(folder, "config.json", {**ENCODER_REQUIRED, **BERT_REQUIRED})
     size = options.size("vocab_size")
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if _has_labels(architecture, file) else []
@@ -144,7 +168,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
     num_segments = architecture.num_segments and options.size("type_vocab_size", architecture.num_segments)
     config["context_length"] = min(config["context_length"], _longest(folder, config["context_length"]))
     config |= {"vocabulary_size": len(ids), "num_control_ids": num_control_ids, **_vectors(folder)}
-    options.finish(INERT | ENCODER_WITHOUT_EFFECT | WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | ENCODER_WITHOUT_EFFECT | WITHOUT_EFFECT)
     config = completed(options, config, complete)
     weights = Weights(file, layout(architecture, file, config, ids, size, (first, rows), num_segments))
     # After the file has shown that it has a row for each.
@@ -153,7 +177,7 @@ def read(architecture: Architecture, folder: ModelFolder) -> Imported:
 
 
 def arguments(architecture: Architecture, options: Options, num_labels: int, fills: bool, first: int = 0) -> Config:
-    """The arguments of our model, but for the vocabulary.
+    """Returns the arguments of our model, but for the vocabulary.
 
     Args:
         architecture: the model's.
@@ -176,12 +200,12 @@ def arguments(architecture: Architecture, options: Options, num_labels: int, fil
 
 
 def bert_options(architecture: Architecture, config: Config, first: int = 0) -> Config:
-    """The options that `arguments` reads as this configuration, if the architecture has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if the architecture has a form of it."""
     return {**write_named(config, architecture.names), "max_position_embeddings": first + config["context_length"]}
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """Completes a configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "encoder", **model_spec.complete(config, "encoder")}
 
 
@@ -200,7 +224,7 @@ def _has_labels(architecture: Architecture, file: TensorFile) -> bool:
 
 
 def _vectors(folder: ModelFolder) -> Config:
-    """How the states of a text become its vector, as the files of sentence-transformers say.
+    """Reads how the states of a text become its vector, from the files of sentence-transformers.
 
     Raises:
         RequestError: the folder has other modules, or another pooling than the mean and the first state, or a text that
@@ -230,8 +254,8 @@ def _vectors(folder: ModelFolder) -> Config:
 
 
 def _longest(folder: ModelFolder, default: int) -> int:
-    """The most tokens of a text, with its start and end, before sentence-transformers cuts it; `default` for other
-    folders. Where it has no limit of its own, it takes that of the tokenizer.
+    """Returns the most tokens of a text, with its start and end, before sentence-transformers cuts it; `default` for
+    other folders. Where it has no limit of its own, it takes that of the tokenizer.
 
     Raises:
         RequestError: it would change the text.
@@ -248,7 +272,7 @@ def _longest(folder: ModelFolder, default: int) -> int:
 
 
 def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
-    """For each of our ids, theirs, of which the matrices have `size`: pad, unknown, start, end and mask, then the
+    """Returns their id for each of ours, of which the matrices have `size`: pad, unknown, start, end and mask, then the
     others; and the number of the former.
 
     A model that does not fill masks may lack the mask.
@@ -270,13 +294,10 @@ def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
 
 
 def _places(folder: ModelFolder) -> tuple[str, Config]:
-    """The file that names special tokens, and their ids in it; those of an older list are among all others."""
+    """Returns the file that names special tokens, and their ids in it; those of an older list are among all others."""
     if folder.has("tokenizer.json"):
-        added = folder.json("tokenizer.json").get("added_tokens")
-        tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-        return "tokenizer.json", {
-            token["content"]: token.get("id") for token in tokens if isinstance(token.get("content"), str)
-        }
+        tokens = [token for token in added_tokens(folder) if isinstance(token.get("content"), str)]
+        return "tokenizer.json", {token["content"]: token.get("id") for token in tokens}
     if folder.has("vocab.json"):
         return "vocab.json", folder.json("vocab.json")
     lines = folder.read("vocab.txt", MAX_MODEL_BYTES).decode("utf-8", errors="replace").split("\n")
@@ -292,7 +313,7 @@ def layout(
     positions: tuple[int, int],
     num_segments: int,
 ) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         architecture, file: the model's architecture, and its tensors.
@@ -335,20 +356,64 @@ def _blocks(architecture: Architecture, file: TensorFile, layers: str, num_layer
 
 
 def _head(architecture: Architecture, file: TensorFile, config: Config) -> Iterator[Weight]:
-    """The weights of the head, and of the layer before."""
+    """Yields the weights of the head, and of the layer before."""
     if not config["head_layer"]:
         return
     before = architecture.before_labels if config["num_labels"] else architecture.before_tokens
-    yield Weight("head_layer.kernel", f"{before}.weight", "DD", order=TRANSPOSED)
-    yield Weight("head_layer.bias", f"{before}.bias", "D")
+    yield from dense_weights("head_layer.kernel", "head_layer.bias", before, "DD")
     if config["num_labels"]:
-        yield Weight("head.kernel", f"{architecture.labels}.weight", "LD", order=TRANSPOSED)
-        yield Weight("head.bias", f"{architecture.labels}.bias", "L")
+        yield from dense_weights("head.kernel", "head.bias", architecture.labels, "LD")
     else:
         yield from _norm(file, "head_layer.norm", architecture.norm)
         yield Weight("embedding.bias", first_of(file, architecture.biases), "V")
 
 
 def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a norm; old files have other names for them."""
+    """Returns the weights of a norm; old files have other names for them."""
     return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
+
+
+def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:
+    """Returns the arguments of our model that the architectures have in common. `dropout` is what an option left out
+    means."""
+    defaults: Config = {"dropout": dropout, "attention_dropout": dropout, "activation": "gelu", "norm": 1e-12}
+    return {**read_named(options, names, **defaults), "positions": "learned", "attention_bias": True}
+
+
+def labels_of(options: Options) -> list[str]:
+    """Returns the labels in the order of the logits. Of equal names the later ones get their number too.
+
+    Raises:
+        RequestError: they are not numbered from 0, or are no texts, or a text or an image has several.
+    """
+    options.expect({"problem_type": "single_label_classification"})
+    names = options.pop("id2label") or DEFAULT_LABELS
+    options.pop("label2id")
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict | list) else []
+    if not isinstance(names, dict) or not 2 <= len(names) <= MAX_LABELS or {*names} != {*numbers}:
+        raise options.refusal("id2label", names, "labels by their numbers, from 0, at least two")
+    labels: dict[str, None] = {}  # in order, and each once
+    for number in numbers:
+        if not isinstance(label := names[number], str):
+            raise options.refusal("id2label", label, "texts")
+        while label in labels:
+            label = f"{label} ({number})"
+        labels[label] = None
+    return list(labels)
+
+
+def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: bool = True) -> Iterator[Weight]:
+    """Yields the weights of a block but its norms. H is the width of all heads, of which no order changes.
+
+    Args:
+        ours, theirs: the names of the block.
+        names: what theirs calls its modules, see `ENCODER_BLOCK`.
+        has_biases: whether queries, keys and values have biases.
+    """
+    for name in PROJECTIONS:
+        projection = f"{theirs}.{names[name]}"
+        yield Weight(f"{ours}.self_attention.{name}_kernel", f"{projection}.weight", "HD", order=TRANSPOSED)
+        default = None if has_biases else 0.0
+        yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
+    for kernel, bias, name, axes in PRODUCTS:
+        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{names[name]}", axes)

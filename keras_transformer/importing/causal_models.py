@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in Hugging Face's format: language models.
+"""Imports GPT-2 and Llama, language models in Hugging Face's format.
 
 GPT-2 (Radford et al. 2019) is the decoder alone, with pre-norm, gelu by its tangent form, learned positions, biases,
 and a tied output.
@@ -10,25 +10,50 @@ waves of its rotation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from keras_transformer.importing.folder import EVERY, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import (
-    PARTS,
-    PROJECTIONS,
-    copies,
-    language_model,
+from keras_transformer.importing.folder import (
+    ANY_OPTION,
+    HARMLESS_OPTIONS,
+    NEUTRAL_SEARCH,
+    NO_OPTION,
+    READ_SEARCH,
+    SEARCH_WITHOUT_EFFECT,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    asked_search,
+    completed,
+    options_of,
     read_named,
     write_named,
 )
+from keras_transformer.importing.sentencepiece_rewrite import NEVER
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Imported, Layout, Weight, first_of, norm_weights
+from keras_transformer.importing.text_files import count_ids, end_of, text_vocabulary
+from keras_transformer.importing.weights import (
+    PROJECTIONS,
+    TRANSPOSED,
+    Imported,
+    Layout,
+    Weight,
+    Weights,
+    dense_weights,
+    first_of,
+    norm_weights,
+    open_weights,
+)
+from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
-# Options with the one value that the architecture has.
-GPT2_FIXED: Config = {
+# How they draw, and what they pad with: a generator of ours is told how to search.
+CAUSAL_WITHOUT_EFFECT = {
+    *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id", "is_encoder_decoder",
+}  # fmt: skip
+GPT2_REQUIRED: RequiredValues = {
     "add_cross_attention": False, "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True, "tie_word_embeddings": True, "is_decoder": False, "pruned_heads": {},
 }  # fmt: skip
@@ -43,8 +68,13 @@ GPT2_NAMES = {
     "norm": "layer_norm_epsilon",
 }  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
-# Options with the one value that is read here.
-LLAMA_FIXED: Config = {
+# Our kernel and bias, their module, and the kernel's axes.
+GPT2_PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "attn.c_proj", "DD"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "mlp.c_fc", "DF"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "mlp.c_proj", "FD"),
+]
+LLAMA_REQUIRED: RequiredValues = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "add_cross_attention": False, "is_decoder": False,
     "pruned_heads": {},
 }  # fmt: skip
@@ -67,12 +97,12 @@ def read_gpt2(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", GPT2_FIXED, has_many_ends=True)
+    options = options_of(folder, "config.json", GPT2_REQUIRED, has_many_ends=True)
     return language_model(folder, options, gpt2_arguments(options), GPT2_WITHOUT_EFFECT, gpt2_layout)
 
 
 def gpt2_arguments(options: Options) -> Config:
-    """The arguments of our model that are GPT-2's own."""
+    """Returns the arguments of our model that are GPT-2's own."""
     defaults: Config = {"dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_new", "norm": 1e-5}
     config = read_named(options, GPT2_NAMES, **defaults)
     width = options.size("n_inner", 4 * config["hidden_dim"])
@@ -80,13 +110,13 @@ def gpt2_arguments(options: Options) -> Config:
 
 
 def gpt2_options(config: Config) -> Config:
-    """The options that `gpt2_arguments` reads as this configuration, if GPT-2 has a form of it."""
+    """Returns the options that `gpt2_arguments` reads as this configuration, if GPT-2 has a form of it."""
     return {**write_named(config, GPT2_NAMES), "n_inner": config["intermediate_dim"], "embd_pdrop": config["dropout"]}
 
 
 def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     prefix = "" if "wte.weight" in file.places else PREFIX
     embeddings = [f"{prefix}wte.weight", "lm_head.weight"]
     layers = [f"{prefix}h.{number}" for number in range(config["num_layers"])]
@@ -106,17 +136,14 @@ def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
 
 
 def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a block. T is the width of queries, keys and values side by side; kernels have inputs first."""
-    for place, name in enumerate(PARTS):
-        part = (place, len(PARTS))
+    """Yields the weights of a block. T is the width of queries, keys and values side by side; kernels have inputs
+    first."""
+    for place, name in enumerate(PROJECTIONS):
+        part = (place, len(PROJECTIONS))
         yield Weight(f"{ours}.self_attention.{name}_kernel", f"{theirs}.attn.c_attn.weight", "DT", part=part)
         yield Weight(f"{ours}.self_attention.{name}_bias", f"{theirs}.attn.c_attn.bias", "T", part=part)
-    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.attn.c_proj.weight", "DD")
-    yield Weight(f"{ours}.self_attention.output_bias", f"{theirs}.attn.c_proj.bias", "D")
-    yield Weight(f"{ours}.feed_forward.kernel_in", f"{theirs}.mlp.c_fc.weight", "DF")
-    yield Weight(f"{ours}.feed_forward.bias_in", f"{theirs}.mlp.c_fc.bias", "F")
-    yield Weight(f"{ours}.feed_forward.kernel_out", f"{theirs}.mlp.c_proj.weight", "FD")
-    yield Weight(f"{ours}.feed_forward.bias_out", f"{theirs}.mlp.c_proj.bias", "D")
+    for kernel, bias, name, axes in GPT2_PRODUCTS:
+        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{name}", axes, order=())
     yield from norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
     yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
 
@@ -127,12 +154,12 @@ def read_llama(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", LLAMA_FIXED, has_many_ends=True)
+    options = options_of(folder, "config.json", LLAMA_REQUIRED, has_many_ends=True)
     return language_model(folder, options, llama_arguments(options), LLAMA_WITHOUT_EFFECT, llama_layout)
 
 
 def llama_arguments(options: Options) -> Config:
-    """The arguments of our model that are Llama's own."""
+    """Returns the arguments of our model that are Llama's own."""
     defaults: Config = {"attention_dropout": 0.0, "activation": "silu", "norm": 1e-6}
     config = read_named(options, LLAMA_NAMES, "rms", **defaults)
     heads, width = config["num_heads"], config["hidden_dim"]
@@ -148,7 +175,7 @@ def llama_arguments(options: Options) -> Config:
 
 
 def llama_options(config: Config) -> Config:
-    """The options that `llama_arguments` reads as this configuration, if Llama has a form of it."""
+    """Returns the options that `llama_arguments` reads as this configuration, if Llama has a form of it."""
     return {
         **write_named(config, LLAMA_NAMES),
         "num_key_value_heads": config["attention"].get("num_key_value_heads"),
@@ -159,7 +186,7 @@ def llama_options(config: Config) -> Config:
 
 
 def _rotation(options: Options) -> Config:
-    """The positions of our model. Newer files have the base of the rotation beside what stretches its waves."""
+    """Reads the positions of our model. Newer files have the base of the rotation beside what stretches its waves."""
     name = "rope_scaling" if options.has("rope_scaling") else "rope_parameters"
     found = {each: options.pop(each) for each in ("rope_scaling", "rope_parameters")}
     parameters, base = found[name], options.number("rope_theta", BASE)
@@ -177,12 +204,12 @@ def _rotation(options: Options) -> Config:
     if kind == "llama3":
         rotation |= {each: inner.number(each) for each in ("low_freq_factor", "high_freq_factor")}
         rotation["original_length"] = inner.size("original_max_position_embeddings")
-    inner.finish(set(), EVERY)
+    inner.finish(set(), ANY_OPTION)
     return rotation
 
 
 def _rotation_options(positions: Config) -> Config:
-    """The options that `_rotation` reads as these positions, which older versions of transformers read too."""
+    """Returns the options that `_rotation` reads as these positions, which older versions of transformers read too."""
     options = {"rope_theta": positions.get("base", BASE)}
     if positions.get("interpolation", 1.0) == 1.0:
         return options
@@ -194,8 +221,8 @@ def _rotation_options(positions: Config) -> Config:
 
 
 def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
-    `size` rows."""
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices
+    have `size` rows."""
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
     layers = [f"model.layers.{number}" for number in range(config["num_layers"])]
@@ -217,7 +244,7 @@ def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) ->
 
 
 def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a block. H is the width of all heads, G of those of keys and values."""
+    """Yields the weights of a block. H is the width of all heads, G of those of keys and values."""
     for name, projection in PROJECTIONS.items():
         axes = "HD" if name == "query" else "GD"
         kernel = f"{theirs}.self_attn.{projection}.weight"
@@ -227,3 +254,77 @@ def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:
         yield Weight(f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{kernel}.weight", axes, order=TRANSPOSED)
     yield Weight(f"{ours}.self_attention_residual.norm.scale", f"{theirs}.input_layernorm.weight", "D")
     yield Weight(f"{ours}.feed_forward_residual.norm.scale", f"{theirs}.post_attention_layernorm.weight", "D")
+
+
+def ids_of(folder: ModelFolder, options: Options, asked: Options, size: int) -> tuple[list[int], int | list[int]]:
+    """Returns their id for each of ours, of which the matrices have `size`; and the ids of ours that end a text.
+    `asked` are the options of the search. Pad and unknown, which they lack, are copies of the start.
+
+    A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
+    has them, say what ends a text.
+    """
+    ends = _ends(options, size, size - 1)
+    start = options.whole("bos_token_id", size - 1, ends[0])
+    ends = _ends(asked, size, *ends)
+    own = end_of(folder)  # which a chat has behind each turn
+    end = own if own in ends else ends[0]
+    count = max(count_ids(folder, size), start + 1, *(each + 1 for each in ends))
+    ids = [start, start, start, end, *(id for id in range(count) if id not in (start, end))]
+    others = [ids.index(each) for each in ends if each not in (start, end)]  # no search emits the start
+    return ids, [END, *others] if others else END
+
+
+def _ends(options: Options, size: int, *default: int) -> list[int]:
+    """Returns the ids that end a text."""
+    ends = options.pop("eos_token_id") if options.has("eos_token_id") else [*default]
+    ends = ends if isinstance(ends, list) else [ends]
+    if not ends or not all(type(id) is int and 0 <= id < size for id in ends):
+        raise options.refusal("eos_token_id", ends, f"whole numbers from 0 to {size - 1:,}")
+    return list(dict.fromkeys(ends))
+
+
+def copies(ids: list[int]) -> dict[int, float]:
+    """Returns the biases on the logits of our ids that are copies, so that they take no probability."""
+    places = (PAD, UNKNOWN) if ids.count(ids[START]) == START + 1 else (PAD, UNKNOWN, START)
+    return dict.fromkeys(places, NEVER)
+
+
+def language_model(
+    folder: ModelFolder,
+    options: Options,
+    config: Config,
+    without_effect: set[str],
+    layout: Callable[[TensorFile, Config, list[int], int], Layout],
+) -> Imported:
+    """Reads a language model.
+
+    Args:
+        folder, options: the model's folder, and what is left of the options in its config.json.
+        config: the arguments of our model that the options tell.
+        without_effect: options of this architecture that change nothing here.
+        layout: where the weights lie, from file, configuration, ids and rows.
+
+    Raises:
+        RequestError: an option or a tensor is not known, missing or damaged.
+    """
+    size = options.size("vocab_size")
+    asked = asked_search(folder, options, has_many_ends=True)
+    ids, end_ids = ids_of(folder, options, asked, size)
+    asked.pop("do_sample")  # as other options of drawing
+    asked.tell_lost({**NEUTRAL_SEARCH, "bad_words_ids": None, "forced_eos_token_id": None})
+    asked.finish(HARMLESS_OPTIONS | CAUSAL_WITHOUT_EFFECT | {"decoder_start_token_id"}, NO_OPTION)
+    options.finish(HARMLESS_OPTIONS | CAUSAL_WITHOUT_EFFECT | without_effect)
+    config = completed(options, {**config, "vocabulary_size": len(ids), "end_ids": end_ids}, complete_language_model)
+    file = open_weights(folder)
+    weights = Weights(file, layout(file, config, ids, size))
+    # After the file has shown that it has a row for each.
+    vocabulary = text_vocabulary(folder, ids, has_ends=False)
+    return Imported(config, weights, (vocabulary,))
+
+
+def complete_language_model(config: Config) -> Config:
+    """Completes a language model's configuration with what the architectures have in common. Raises ValueError as
+    `model_spec.complete`."""
+    # The bias keeps copies of rows from taking a probability; the architectures have no other.
+    fixed = {"output_bias": True, "fixed_output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
+    return {"kind": "language-model", **model_spec.complete({**config, **fixed}, "language-model")}

@@ -1,23 +1,27 @@
-"""A model's folder as it came from outside: files that are data, bounded in size, none outside the folder; the options
-of its configuration; and the search that it asks for.
+"""Reads a model's folder from outside: its files, which are data, bounded in size and all within the folder, and the
+options that they hold, those of its search included.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from keras_transformer.core.errors import RequestError, abridged, warn
 from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_json, shown, whole
 from keras_transformer.runs.run_config import MAX_LICENSE
+from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
 Choice = TypeVar("Choice")
+# Options of an architecture that may have one value alone, see `Options.expect`. Some of them only old files name.
+Value: TypeAlias = bool | int | float | str | dict[str, str] | None
+RequiredValues: TypeAlias = Mapping[str, Value]
 MAX_SIZE = 4_000_000
 ACTIVATIONS = {  # Hugging Face's names, and ours
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
@@ -25,17 +29,17 @@ ACTIVATIONS = {  # Hugging Face's names, and ours
 }  # fmt: skip
 # Words in the names of options by which some model computes otherwise. An option that no importer knows is refused if
 # it has one of them, unless it is null or false; others are ignored, as transformers ignores them, and listed.
-ACTING = re.compile(
+RISKY_OPTION = re.compile(
     "act|adapt|alibi|alpha|attention|attn|beta|bias|cap|channel|chunk|conv|depth|dim|divisor|do_|embed|experts?|factor|"
     "ffn|gamma|gate|group|head|hidden|id$|ids$|kernel|layer|lora|mask|max|mlp|moe|multiplier|norm|num|offset|order|pad|"
     "parallel|patch|pos|prune|quant|ratio|rank|residual|rope|rot|router|scal|score|segment|share|size|skip|softmax|"
     "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
 )
-EVERY, NONE = re.compile(""), re.compile("(?!)")
+ANY_OPTION, NO_OPTION = re.compile(""), re.compile("(?!)")
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 MAX_TOLD = 20  # so many options that are ignored are named
 # What a configuration of any architecture may say without changing a translation.
-INERT = {
+HARMLESS_OPTIONS = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "cls_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label",
@@ -45,7 +49,7 @@ INERT = {
     "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
-NEUTRAL_SEARCH: Config = {
+NEUTRAL_SEARCH: RequiredValues = {
     "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0, "do_sample": False,
     "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None, "force_words_ids": None, "forced_bos_token_id": None,
@@ -67,7 +71,7 @@ SEARCH_WITHOUT_EFFECT = {
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
 GENERATION, START_ID = "generation_config.json", "decoder_start_token_id"
-NOTHING: tuple[object, ...] = (None, [], {})  # values of an option that ask for nothing
+NOTHING: tuple[None, list[str], dict[str, str]] = (None, [], {})  # values of an option that ask for nothing
 LICENSES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
 MAX_LICENSE_BYTES = 64 * 2**10  # so much is read of a file that may name the licence
 
@@ -94,7 +98,7 @@ class ModelFolder:
         return os.path.lexists(self.path / name)
 
     def file(self, name: str) -> Path:
-        """The path of a file in the folder.
+        """Returns the path of a file in the folder.
 
         Raises:
             RequestError: there is none, its name is not printable, or it is a link that leaves the folder.
@@ -113,7 +117,7 @@ class ModelFolder:
         return found
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """The content of a file.
+        """Reads the content of a file.
 
         Raises:
             RequestError: see `file`; or it is larger than `max_bytes`.
@@ -124,7 +128,7 @@ class ModelFolder:
         return path.read_bytes()
 
     def json(self, name: str, allowed: Allowed = dict) -> Any:
-        """What a JSON file holds, by default any object.
+        """Reads what a JSON file holds, by default any object.
 
         Raises:
             RequestError: see `file`; or it is too large or damaged, or holds what is not allowed.
@@ -149,7 +153,7 @@ class Options:
         self.where = where
         self._values = dict(values)
 
-    def pop(self, name: str, default: object = None) -> Any:
+    def pop(self, name: str, default: Value = None) -> Any:
         """Takes an option out; `default` if it is not there."""
         return self._values.pop(name, default)
 
@@ -167,7 +171,7 @@ class Options:
         return self._values.get(name) is not None
 
     def whole(self, name: str, most: int, default: int | None = None) -> int:
-        """A whole number from 0 to `most`.
+        """Takes a whole number from 0 to `most` out.
 
         Raises:
             RequestError: it is missing and has no default, or is something else.
@@ -176,15 +180,15 @@ class Options:
         return self._checked(name, default if value is None else value, whole(0, most))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A width, a depth, or a count of at most `MAX_SIZE`; required if there is no default."""
+        """Takes a width, a depth, or a count of at most `MAX_SIZE` out; required if there is no default."""
         return self.whole(name, MAX_SIZE, default)
 
     def activation(self, name: str, default: str | None = None) -> str:
-        """Our name of the activation."""
+        """Takes an activation out; returns our name of it."""
         return self.choice(name, ACTIVATIONS, default)
 
     def switch(self, name: str, default: bool) -> bool:
-        """True or false.
+        """Takes true or false out.
 
         Raises:
             RequestError: it is something else.
@@ -192,7 +196,7 @@ class Options:
         return self._checked(name, self.pop(name, default), bool)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; required if there is no default.
+        """Takes a number out; required if there is no default.
 
         Raises:
             RequestError: it is something else.
@@ -201,7 +205,7 @@ class Options:
         return float(self._checked(name, default if value is None else value, float))
 
     def choice(self, name: str, choices: dict[str, Choice], default: str | None = None) -> Choice:
-        """What a name stands for.
+        """Takes a name out; returns what it stands for.
 
         Raises:
             RequestError: it is not among the choices.
@@ -213,33 +217,33 @@ class Options:
             raise self.refusal(name, value, of_type(allowed).expected)
         return value
 
-    def expect(self, only: Config) -> None:
+    def expect(self, required: RequiredValues) -> None:
         """Takes options out that may have one value alone. Options that are missing, null, or an empty list or object
         pass: they ask for nothing.
 
         Raises:
             RequestError: one has another value.
         """
-        for name, value in only.items():
+        for name, value in required.items():
             received = self.pop(name)
             is_same = received == value and isinstance(received, bool) == isinstance(value, bool)
             if not is_same and received not in NOTHING:
                 raise self.refusal(name, received, f"{value!r} alone")
 
-    def finish(self, inert: set[str], acting: re.Pattern[str] = ACTING) -> None:
-        """Ignores the options that are left, and lists those that are not among the inert ones in one warning.
+    def finish(self, harmless: set[str], risky: re.Pattern[str] = RISKY_OPTION) -> None:
+        """Ignores the options that are left, and lists those that are not among the harmless ones in one warning.
 
         Raises:
-            RequestError: the name of one has a word of `acting`, and it is neither null nor false.
+            RequestError: the name of one has a word of `risky`, and it is neither null nor false.
         """
-        left = sorted(name for name, value in self._values.items() if name not in inert and value is not None)
-        told = [name for name in left if not acting.search(name.lower())]
+        left = sorted(name for name, value in self._values.items() if name not in harmless and value is not None)
+        told = [name for name in left if not risky.search(name.lower())]
         for name in left:
             if name not in told and self._values[name] is not False:
                 raise self.refusal(name, self._values[name], "only options that this importer knows")
         tell_ignored(self.where, told)
 
-    def tell_lost(self, lacking: Mapping[str, object]) -> None:
+    def tell_lost(self, lacking: RequiredValues) -> None:
         """Takes options of a search out. One warning names those that ask for what our search does not have.
 
         Args:
@@ -251,22 +255,24 @@ class Options:
             warn(f"{self.where}: our search has no {', no '.join(lost)}: its texts may be others than theirs")
 
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
-        """The error that names an option."""
+        """Makes the error that names an option."""
         return RequestError(f"{self.where}: {shown(name)}: expected {expected}; received: {shown(received)}")
 
 
-def tell_ignored(where: object, names: Sequence[str]) -> None:
+def tell_ignored(where: str | Path, names: Sequence[str]) -> None:
     """Warns, in one line, of options or files in a place that are not read; of at most `MAX_TOLD` by their names."""
     if names:
         warn(f"{where}: ignored: {abridged((f'{name!r:.60}' for name in names), MAX_TOLD)}")
 
 
-def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_many_ends: bool = False) -> Options:
-    """The options in a JSON file of a folder. A list of one end id becomes that id.
+def options_of(
+    folder: ModelFolder, name: str, required: RequiredValues | None = None, has_many_ends: bool = False
+) -> Options:
+    """Reads the options in a JSON file of a folder. A list of one end id becomes that id.
 
     Args:
         folder, name: the folder, and the file.
-        only: options that may have one value alone, see `Options.expect`.
+        required: options that may have one value alone, see `Options.expect`.
         has_many_ends: whether several ids may end a text.
 
     Raises:
@@ -278,14 +284,41 @@ def options_of(folder: ModelFolder, name: str, only: Config | None = None, has_m
         if not ends or ends.count(ends[0]) < len(ends):
             raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
         options = Options({**values, "eos_token_id": ends[0]}, options.where)
-    options.expect(only or {})
+    options.expect(required or {})
     return options
 
 
+def read_named(options: Options, names: Mapping[str, str], norm_name: str = "layer", **defaults: Value) -> Config:
+    """Arguments of our model, which an architecture has under these names. That of `norm` is the ε of a norm."""
+    readers: dict[str, Callable[..., float | str]] = {
+        "activation": Options.activation, "norm": Options.number, "dropout": Options.number,
+        "attention_dropout": Options.number,
+    }  # fmt: skip
+    config = {
+        ours: readers.get(ours, Options.size)(options, theirs, defaults.get(ours)) for ours, theirs in names.items()
+    }
+    return config | ({"norm": {"name": norm_name, "epsilon": config["norm"]}} if "norm" in names else {})
+
+
+def write_named(config: Config, names: Mapping[str, str]) -> Config:
+    """Returns the options that `read_named` reads as this configuration, which must be complete."""
+    name = config["activation"]["name"]
+    activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == name), name)
+    values = {**config, "activation": activation, "norm": config["norm"]["epsilon"]}
+    return {theirs: values[ours] for ours, theirs in names.items()}
+
+
+def completed(options: Options, config: Config, complete: Callable[[Config], Config] = model_spec.complete) -> Config:
+    """Completes the arguments of our model. Raises RequestError, which names the file, if no model has these."""
+    try:
+        return complete(config)
+    except ValueError as error:
+        raise RequestError(f"{options.where}: {error}") from error
+
+
 def license_of(folder: ModelFolder) -> str:
-    """The licence that a folder names, in one line: in the head of README.md, else in config.json, else in the first
-    two lines of a file LICENSE; "" if it names none.
-    """
+    """Reads the licence that a folder names, in one line: in the head of README.md, else in config.json, else in the
+    first two lines of a file LICENSE; "" if it names none."""
     config = folder.json("config.json").get("license")
     names = _in_head(_beginning(folder, "README.md")) or ([config] if isinstance(config, str) else [])
     for name in LICENSES:
@@ -295,7 +328,8 @@ def license_of(folder: ModelFolder) -> str:
 
 
 def _in_head(page: str) -> list[str]:
-    """The licences in the head of a page, which is YAML between two lines of hyphens: a name, or a list of names."""
+    """Returns the licences in the head of a page, which is YAML between two lines of hyphens: a name, or a list of
+    names."""
     start, *lines = page.split("\n")
     if start.rstrip() != "---":
         return []
@@ -318,7 +352,8 @@ def _beginning(folder: ModelFolder, name: str) -> str:
 
 
 def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = False) -> Options:
-    """The options of a search, from generation_config.json or, where there is none, from config.json, see `options_of`.
+    """Reads the options of a search from generation_config.json or, where there is none, from config.json, see
+    `options_of`.
 
     Those in config.json are taken out of `config` in any case.
     """
@@ -327,8 +362,8 @@ def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = Fal
     return options_of(folder, GENERATION, has_many_ends=has_many_ends) if folder.has(GENERATION) else options
 
 
-def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Mapping[str, object]) -> Config:
-    """The options of our search, from generation_config.json or, where there is none, from config.json.
+def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: RequiredValues) -> Config:
+    """Reads the options of our search from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less
     the two divisors differ but for a constant factor.
@@ -355,5 +390,5 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
         "num_beams": options.whole("num_beams", 1_000, 1) or 1,
         "length_penalty": options.number("length_penalty", 1.0),
     }
-    options.finish(INERT | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
+    options.finish(HARMLESS_OPTIONS | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
     return {**search, "max_length": longest} if longest else search

@@ -125,7 +125,7 @@ def check_files(folder: ModelFolder, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _errors_of_the_hub(name: str) -> Iterator[None]:
-    """Within, the Hub is asked for a model.
+    """Turns the errors of huggingface_hub, within, into errors that name the model.
 
     Raises:
         RequestError: the Hub has no such model or revision.
@@ -147,9 +147,9 @@ def _errors_of_the_hub(name: str) -> Iterator[None]:
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Any:
-    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian, mBART-50, T5, mT5,
-    M2M-100 and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT, RoBERTa, XLM-R and DistilBERT; of ViT a
-    recognizer, which takes images.
+    """Imports a model in Hugging Face's format, with what takes and gives text: a translator of BART, Marian, mBART-50,
+    T5, mT5, M2M-100 and NLLB-200, a generator of GPT-2 and Llama, a classifier of BERT, RoBERTa, XLM-R and DistilBERT;
+    of ViT a recognizer, which takes images.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `save` writes a run
     folder.

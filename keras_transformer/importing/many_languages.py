@@ -1,5 +1,5 @@
-"""M2M-100 (Fan et al. 2020, arXiv 2010.11125), NLLB-200 (NLLB Team 2022, arXiv 2207.04672) and mBART-50 (Tang et al.
-2020, arXiv 2008.00401) in Hugging Face's format: translators between many languages.
+"""Imports translators between many languages: M2M-100 (Fan et al. 2020, arXiv 2010.11125), NLLB-200 (NLLB Team 2022,
+arXiv 2207.04672) and mBART-50 (Tang et al. 2020, arXiv 2008.00401).
 
 M2M-100 and NLLB-200 are the paper's model with norms before the sub-layers and behind each stack, biases in attention,
 and one matrix for sources, translations and logits. Their sinusoids are those of fairseq: positions begin at 2, all
@@ -23,45 +23,51 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bart_models import (
-    BART_FIXED,
+    BART_REQUIRED,
     BART_WITHOUT_EFFECT,
     OFFSET,
-    bart_arguments,
-    bart_layout,
-)
-from keras_transformer.importing.folder import GENERATION, INERT, SPECIAL, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import (
     OUTPUT,
-    SEQ2SEQ_FIXED,
+    SEQ2SEQ_REQUIRED,
     SEQ2SEQ_WITHOUT_EFFECT,
     SHARED,
     SOURCE,
     TARGET,
+    bart_arguments,
     bart_blocks,
     bart_config,
-    completed,
+    bart_layout,
 )
-from keras_transformer.importing.pieces import (
+from keras_transformer.importing.folder import (
+    GENERATION,
+    HARMLESS_OPTIONS,
+    SPECIAL,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    completed,
+    options_of,
+    search_of,
+)
+from keras_transformer.importing.sentencepiece_rewrite import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
     fixed_logits,
-    parsed,
     tagged_vocabularies,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, text_vocabulary
+from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, content_of, dicts_in, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.text.tokenizer import parse_model
 
-# Options with the one value that the architectures have. Old files say them.
-NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}
-FIXED: Config = {
-    **SEQ2SEQ_FIXED, **NORMS, "normalize_embedding": False, "static_position_embeddings": True,
+NORMS: RequiredValues = {"add_final_layer_norm": True, "normalize_before": True}
+REQUIRED: RequiredValues = {
+    **SEQ2SEQ_REQUIRED, **NORMS, "normalize_embedding": False, "static_position_embeddings": True,
     "tie_word_embeddings": True,
 }  # fmt: skip
-MBART_FIXED: Config = {**SEQ2SEQ_FIXED, **BART_FIXED, **NORMS}
+MBART_REQUIRED: RequiredValues = {**SEQ2SEQ_REQUIRED, **BART_REQUIRED, **NORMS}
 FINAL_NORMS = [
     *norm_weights("encoder_stack.norm", "model.encoder.layer_norm"),
     *norm_weights("decoder_stack.norm", "model.decoder.layer_norm"),
@@ -99,21 +105,21 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, the folder names no languages or has tags behind sources, or the
             model has an option or a tensor that is not known.
     """
-    return _read(folder, FIXED, arguments, layout)
+    return _read(folder, REQUIRED, arguments, layout)
 
 
 def read_mbart(folder: ModelFolder) -> Imported:
     """Reads a model of mBART-50. Raises RequestError as `read`."""
-    return _read(folder, MBART_FIXED, mbart_arguments, mbart_layout)
+    return _read(folder, MBART_REQUIRED, mbart_arguments, mbart_layout)
 
 
 def _read(
     folder: ModelFolder,
-    fixed: Config,
+    required: RequiredValues,
     arguments: Callable[[Options], Config],
     layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
-    options = options_of(folder, "config.json", fixed)
+    options = options_of(folder, "config.json", required)
     options.take_start(folder)
     size = options.size("vocab_size")
     text = _text(folder, size)
@@ -125,7 +131,7 @@ def _read(
     search = search_of(folder, options, control.end, {*control} - {control.end}, named)
     ids = vocabularies[0].ids
     config = arguments(options) | {"vocabulary_size": len(ids)}
-    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
     weights = Weights(file, layout(file, config, ids, size))
@@ -134,7 +140,7 @@ def _read(
 
 
 def arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     scale = None if options.switch("scale_embedding", True) else 1.0
     return bart_config(options) | {
         "positions": {"name": "learned", "offset": OFFSET},
@@ -144,7 +150,7 @@ def arguments(options: Options) -> Config:
 
 
 def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie; the matrix has `size` rows."""
+    """Returns where the weights lie; the matrix has `size` rows."""
     width, rows = config["hidden_dim"], longest(config["max_source_length"]) + OFFSET
     table = [
         Weight("target_embedding.embeddings", first_of(file, COPIES), "VD"),
@@ -158,12 +164,12 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layou
 
 
 def mbart_arguments(options: Options) -> Config:
-    """The arguments of our model, but for the vocabulary."""
+    """Returns the arguments of our model, but for the vocabulary."""
     return bart_arguments(options) | {"residual": "pre_norm"}
 
 
 def mbart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
-    """Where the weights lie; the matrix has `size` rows."""
+    """Returns where the weights lie; the matrix has `size` rows."""
     found = bart_layout(file, config, ids, size)
     return found._replace(table=[*found.table, *FINAL_NORMS])
 
@@ -177,7 +183,7 @@ def sinusoids(rows: int, width: int) -> np.ndarray:
 
 
 def _text(folder: ModelFolder, size: int) -> _Text:
-    """The ids of a folder's pieces, of which the matrix has `size` rows."""
+    """Reads the ids of a folder's pieces, of which the matrix has `size` rows."""
     model = folder.read(SENTENCEPIECE, MAX_MODEL_BYTES) if folder.has(SENTENCEPIECE) else None
     whole = folder.json(WHOLE) if folder.has(WHOLE) or model is None else {}
     of_pieces = _ids_in(whole) if model is None else _ids_with_model(folder, model)
@@ -200,7 +206,7 @@ def _text(folder: ModelFolder, size: int) -> _Text:
 
 
 def _ids_in(tokenizer: Config) -> dict[str, int]:
-    """The ids of the pieces in a tokenizer.json."""
+    """Returns the ids of the pieces in a tokenizer.json."""
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, list):  # a piece and its score in each entry
@@ -210,12 +216,12 @@ def _ids_in(tokenizer: Config) -> dict[str, int]:
 
 
 def _ids_with_model(folder: ModelFolder, model: bytes) -> dict[str, int]:
-    """The ids of the pieces of a SentencePiece model: those in vocab.json, or fairseq's: four of its own, and behind
-    them those of the pieces but the first three."""
+    """Returns the ids of the pieces of a SentencePiece model: those in vocab.json, or fairseq's: four of its own, and
+    behind them those of the pieces but the first three."""
     if folder.has(IDS):
         return folder.json(IDS)
     try:
-        proto, _ = parsed(model)
+        proto = parse_model(model)
     except ValueError as error:
         raise RequestError(f"{folder.path / SENTENCEPIECE}: {error}; download it again") from error
     pieces = [each.piece for each in proto.pieces][len(CONTROLS) - 1 :]
@@ -223,7 +229,7 @@ def _ids_with_model(folder: ModelFolder, model: bytes) -> dict[str, int]:
 
 
 def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]:
-    """The special tokens and their ids, from all files that name some.
+    """Reads the special tokens and their ids, from all files that name some.
 
     Args:
         folder: the model's folder.
@@ -232,7 +238,7 @@ def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]
     """
     config, names = (folder.json(name) if folder.has(name) else {} for name in (TOKENIZER, MAP))
     decoder = config.get("added_tokens_decoder")
-    entries = [*_dicts(tokenizer.get("added_tokens"))]
+    entries = [*dicts_in(tokenizer.get("added_tokens"))]
     if isinstance(decoder, dict):
         ids = [int(id) if id.isdecimal() and len(id) < 10 else None for id in decoder]
         entries += [
@@ -243,14 +249,10 @@ def _added(folder: ModelFolder, tokenizer: Config, first: int) -> dict[str, Any]
     if not any(map(LANGUAGE.fullmatch, found)):
         lists = [each.get(name) for each in (config, names) for name in SPECIAL]
         listed = next((each for each in lists if isinstance(each, list) and each), [])
-        texts = [each.get("content") if isinstance(each, dict) else each for each in listed]
+        texts = [content_of(each) for each in listed]
         tags = [text for text in texts if isinstance(text, str) and LANGUAGE.fullmatch(text)]
         found |= {tag: first + place for place, tag in enumerate(dict.fromkeys(tags))}
     return found
-
-
-def _dicts(values: object) -> list[Config]:
-    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> ControlIds:
@@ -268,7 +270,7 @@ def _control_ids(folder: ModelFolder, ids: dict[str, int], options: Options) -> 
 
 
 def _vocabularies(folder: ModelFolder, text: _Text, control: ControlIds) -> tuple[Vocabulary, ...]:
-    """The vocabularies of sources and of translations, or one for both."""
+    """Returns the vocabularies of sources and of translations, or one for both."""
     if text.model is None:
         ids = [*control, *sorted({*text.ids.values(), *text.tags.values()} - {*control})]
         return (text_vocabulary(folder, ids, has_ends=True, rewrite=partial(_without_tag, end=control.end)),)
@@ -279,7 +281,8 @@ def _vocabularies(folder: ModelFolder, text: _Text, control: ControlIds) -> tupl
 
 
 def _without_tag(text: str, end: int) -> str:
-    """A tokenizer.json that puts an end behind a text, and no tag before it: who translates names the language."""
+    """Rewrites a tokenizer.json so that it puts an end behind a text, and no tag before it: who translates names the
+    language."""
     parts = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]
     tokens = {"</s>": {"id": "</s>", "ids": [end], "tokens": ["</s>"]}}
     template = {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": tokens}
@@ -287,13 +290,13 @@ def _without_tag(text: str, end: int) -> str:
 
 
 def _code(tag: str) -> str:
-    """The language of a tag."""
+    """Returns the language of a tag."""
     found = LANGUAGE.fullmatch(tag)
     return (found and found["inner"]) or tag
 
 
 def _languages(folder: ModelFolder, codes: Mapping[str, str], target: str | None) -> tuple[str, str] | None:
-    """The languages that are meant where none are named."""
+    """Returns the languages that are meant where none are named."""
     config = folder.json(TOKENIZER) if folder.has(TOKENIZER) else {}
     source, target = config.get("src_lang"), target or config.get("tgt_lang")
     known = [each for each in (source, target) if isinstance(each, str) and each in codes]

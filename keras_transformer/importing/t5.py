@@ -1,5 +1,5 @@
-"""T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202), and those of the
-form v1.1 for many languages: mT5 (Xue et al. 2021, arXiv 2010.11934) and MADLAD-400 (Kudugunta et al. 2023,
+"""Imports T5's models, v1.0 and v1.1 (Raffel et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202), and those
+of the form v1.1 for many languages: mT5 (Xue et al. 2021, arXiv 2010.11934) and MADLAD-400 (Kudugunta et al. 2023,
 arXiv 2309.04662).
 
 They are the family's model with buckets of distances, RMS norms before the sub-layers, no factor on dot products and
@@ -19,12 +19,27 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
-from keras_transformer.importing.layouts import completed, read_named, write_named
-from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    completed,
+    options_of,
+    read_named,
+    search_of,
+    write_named,
+)
+from keras_transformer.importing.sentencepiece_rewrite import (
+    MAX_MODEL_BYTES,
+    ControlIds,
+    Vocabulary,
+    fixed_logits,
+    joint_vocabulary,
+    sentencepiece_model,
+)
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, tokenizer_options
-from keras_transformer.importing.unigram import sentencepiece_model
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
@@ -45,8 +60,7 @@ FEED_FORWARDS = {
     "gated-gelu": ("gated", "gelu_tanh", "gelu_new"),
     "gated-silu": ("gated", "silu", "silu"),
 }
-# Options with the one value that the architecture has.
-FIXED: Config = {
+REQUIRED: RequiredValues = {
     "add_cross_attention": False, "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True,
     "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
@@ -82,7 +96,7 @@ def read_mt5(folder: ModelFolder) -> Imported:
 
 
 def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
-    options.expect(FIXED)
+    options.expect(REQUIRED)
     options.take_start(folder)
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
@@ -95,7 +109,7 @@ def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
     config = arguments(options, "gated-gelu" if is_mt5 else "relu")
     config |= {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
     config["num_control_ids"] = vocabulary.num_control_ids
-    options.finish(INERT | WITHOUT_EFFECT)
+    options.finish(HARMLESS_OPTIONS | WITHOUT_EFFECT)
     config = completed(options, config)
     return Imported(config, Weights(file, layout(file, config, vocabulary.ids, size, is_scaled)), (vocabulary,), search)
 
@@ -126,7 +140,7 @@ def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocab
 
 
 def arguments(options: Options, feed_forward: str = "relu") -> Config:
-    """The arguments of our model, but for those that the vocabulary and the weights tell.
+    """Returns the arguments of our model, but for those that the vocabulary and the weights tell.
 
     Args:
         options: those of config.json.
@@ -156,7 +170,7 @@ def arguments(options: Options, feed_forward: str = "relu") -> Config:
 
 
 def t5_options(config: Config) -> Config:
-    """The options that `arguments` reads as this configuration, if T5 has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if T5 has a form of it."""
     positions, ours = config["positions"], (config["feed_forward"]["name"], config["activation"]["name"])
     # The one that is the same, or else one of the same kind.
     forms = sorted(FEED_FORWARDS, key=lambda name: (FEED_FORWARDS[name][:2] != ours, FEED_FORWARDS[name][0] != ours[0]))
@@ -172,7 +186,7 @@ def t5_options(config: Config) -> Config:
 
 
 def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scaled: bool) -> Layout:
-    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+    """Returns where the weights lie: under the names that the file has, or the usual ones if it has none.
 
     Args:
         file: the tensors.
@@ -203,7 +217,8 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scale
 
 
 def _blocks(config: Config) -> Iterator[Weight]:
-    """The weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are made."""
+    """Yields the weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are
+    made."""
     attentions = {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED
     for stack, count, depth in zip(("encoder", "decoder"), (1, 2), model_spec.depths(config), strict=True):

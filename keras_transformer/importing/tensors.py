@@ -1,15 +1,13 @@
-"""Tensors in files from outside, of safetensors or of PyTorch: where each lies, checked against the size of its file,
-and read as arrays.
+"""Reads tensors from files from outside, of safetensors or of PyTorch: finds where each lies, and checks that it lies
+in its file.
 
 A PyTorch file is a pickle, which could call any function. Here it may make tensors and ordered dictionaries alone.
-
-Formats: https://huggingface.co/docs/safetensors, "Format"; a zip archive whose index is a pickle.
+PyTorch's format is a zip archive whose index is a pickle, or, in old files, a row of pickles.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 import struct
@@ -19,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from keras_transformer.core.files import write_whole
-from keras_transformer.core.schema import list_of, object_of, one_of, parse_json, whole
 
 MAX_TENSORS = 100_000
 MAX_AXES = 8
@@ -35,11 +34,6 @@ TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-SIZE = whole(0, 2**48 - 1)
-ENTRY = object_of({
-    "dtype": one_of(TYPES), "shape": list_of(SIZE, 0, MAX_AXES), "data_offsets": list_of(SIZE, 2, 2)
-})  # fmt: skip
-HEADER = object_of({}, {"__metadata__": object}, others=ENTRY, names=str)
 MAX_PICKLE_BYTES = 4 * 2**20  # an index may name many such files
 # The operations of a pickle that `torch.save` writes. DUP, by which 79 bytes describe 2^30 objects, is not among them.
 OPERATIONS = (
@@ -100,7 +94,7 @@ class TensorFile:
                 raise ValueError(f"the tensor {name!r:.80} does not lie in the file")
 
     def read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """The tensor as float32.
+        """Reads a tensor as float32.
 
         Args:
             name: its name.
@@ -119,75 +113,54 @@ class TensorFile:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """`count` rows in parts."""
+    """Yields `count` rows in parts."""
     return (slice(first, first + BLOCK) for first in range(0, count, BLOCK))
 
 
 def _numbers(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Stored numbers as float32."""
+    """Returns stored numbers as float32."""
     if dtype == "bfloat16":  # the upper half of a float32
         return (array.astype("uint32") << 16).view("float32")
     return array.astype("float32", copy=False)
 
 
-def require_shape(name: str, shape: object) -> None:
-    """Raises ValueError unless the shape is a tuple of a few whole numbers, none of them negative."""
-    is_shape = isinstance(shape, tuple) and len(shape) <= MAX_AXES
-    if not (is_shape and all(type(size) is int and 0 <= size < 2**48 for size in shape)):  # type: ignore[attr-defined]
+def require_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless the shape has a few whole numbers, none of them negative."""
+    if len(shape) > MAX_AXES or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
         raise ValueError(f"the tensor {name!r:.80} has the impossible shape {shape!r:.80}")
 
 
 def open_safetensors(path: Path) -> TensorFile:
-    """The tensors of a file.
+    """Finds the tensors of a file. The package safetensors checks its header, and that they fill the file.
+
+    It gives NumPy no numbers of bfloat16, so `TensorFile` reads the numbers, as it does PyTorch's.
 
     Raises:
         ValueError: the file is damaged, or is no safetensors file.
     """
     with path.open("rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
-        if not 2 <= num_bytes <= MAX_HEADER_BYTES:
-            raise ValueError(f"expected a header of 2 to {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
-        header = parse_json(file.read(num_bytes), HEADER)
-    header.pop("__metadata__", None)
-    start = 8 + num_bytes
-    tensors = TensorFile(path, {name: _place_of_entry(path, name, entry, start) for name, entry in header.items()})
-    _check_that_nothing_is_between(tensors, start)
-    return tensors
-
-
-def _place_of_entry(path: Path, name: str, entry: Mapping[str, Any], start: int) -> Place:
-    """Where a tensor lies; the numbers of all tensors begin at `start`."""
-    offsets = entry["data_offsets"]
-    place = Place(path, TYPES[entry["dtype"]], tuple(entry["shape"]), start + offsets[0])
-    if place.num_bytes != offsets[1] - offsets[0]:
-        raise ValueError(f"the tensor {name!r:.80} takes {place.num_bytes:,} bytes; its offsets are {offsets}")
-    return place
-
-
-def _check_that_nothing_is_between(tensors: TensorFile, start: int) -> None:
-    """Raises ValueError unless the tensors fill the file without a gap and without overlapping, as the format says."""
-    for place in sorted(tensors.places.values(), key=lambda place: (place.offset, place.num_bytes)):
-        if place.offset != start:
-            raise ValueError(f"its tensors leave a gap or overlap at byte {start:,}")
-        start += place.num_bytes
-    if start != tensors.path.stat().st_size:
-        raise ValueError("it holds something besides its tensors")
+    if num_bytes > MAX_HEADER_BYTES:  # the package takes memory for more
+        raise ValueError(f"expected a header of at most {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
+    places, start = {}, 8 + num_bytes
+    try:
+        with safe_open(path, "np") as tensors:
+            for name in tensors.offset_keys():  # one lies behind the other
+                entry = tensors.get_slice(name)
+                if entry.get_dtype() not in TYPES:
+                    raise ValueError(f"the tensor {name!r:.80} has numbers of the type {entry.get_dtype()}")
+                places[name] = Place(path, TYPES[entry.get_dtype()], tuple(entry.get_shape()), start)
+                start += places[name].num_bytes
+    except SafetensorError as error:
+        raise ValueError(str(error)[:200]) from error
+    return TensorFile(path, places)
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes float32 tensors, each under its name, in the order of the names."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # other readers ask for it
-    offset = 0
-    for name, array in sorted(arrays.items()):
-        offsets = [offset, offset + 4 * array.size]
-        header[name] = {"dtype": "F32", "shape": [*array.shape], "data_offsets": offsets}
-        offset = offsets[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    with write_whole(path) as aside, aside.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in sorted(arrays.items()):
-            file.write(np.ascontiguousarray(array, "<f4").data)
+    """Writes tensors in float32, each under its name."""
+    stored = {name: np.asarray(array, "<f4", order="C") for name, array in arrays.items()}
+    with write_whole(path) as aside:
+        save_file(stored, aside, {"format": "pt"})  # other readers ask for the format
 
 
 class StorageType(NamedTuple):
@@ -228,7 +201,7 @@ class Entries(dict):
 
 
 def open_torch(path: Path) -> TensorFile:
-    """The tensors of a file of `torch.save`, by their names in its dictionary.
+    """Finds the tensors of a file of `torch.save`, by their names in its dictionary.
 
     Raises:
         ValueError: the file is damaged, is of another kind, or holds more than tensors.
@@ -237,8 +210,6 @@ def open_torch(path: Path) -> TensorFile:
         with path.open("rb") as file:
             is_archive = file.read(4) == b"PK\x03\x04"
         entries, start_of = _read_archive(path) if is_archive else _read_row(path)
-        if not isinstance(entries, dict):
-            raise ValueError(f"expected a dictionary of tensors; received {type(entries).__name__}")
         return TensorFile(path, {name: _place(path, name, tensor, start_of) for name, tensor in entries.items()})
     except DAMAGED_PICKLE as error:
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
@@ -254,42 +225,50 @@ def _place(path: Path, name: str, tensor: object, start_of: Callable[[Storage], 
     return place._replace(offset=start_of(tensor.storage) + tensor.first * size)
 
 
+# Python's own unpickler in Python, of which type checkers know nothing: the one in C takes memory for whatever place of
+# its memo a pickle names.
+PythonUnpickler: Any = vars(pickle)["_Unpickler"]
+
+
 class _Operations(dict):
     """What Python's unpickler does for each of `OPERATIONS`."""
 
     def __init__(self) -> None:
         codes = [getattr(pickle, name)[0] for name in OPERATIONS]
-        super().__init__((code, pickle._Unpickler.dispatch[code]) for code in codes)  # type: ignore[attr-defined]
+        super().__init__((code, PythonUnpickler.dispatch[code]) for code in codes)
 
     def __missing__(self, code: int) -> None:
         raise ValueError(f"its pickle has the operation {bytes([code])!r}, which `torch.save` never writes")
 
 
-class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
+class _TensorUnpickler(PythonUnpickler):
     """Unpickles tensors and dictionaries alone.
 
-    It is Python's own unpickler in Python: the one in C takes memory for whatever place of its memo a pickle names. A
-    pickle may name an object again, and so build one of 2^n parts in 2n bytes: of what it builds nothing but text and
+    A pickle may name an object again, and so build one of 2^n parts in 2n bytes: of what it builds nothing but text and
     whole numbers is hashed, compared or shown.
     """
 
     dispatch = _Operations()
-    stack: list[Any]
-    append: Callable[[object], None]
+
+    def entries(self) -> Entries:
+        """Unpickles a dictionary."""
+        found = self.load()
+        if not isinstance(found, Entries):
+            raise ValueError(f"expected a dictionary of tensors; received {type(found).__name__}")
+        return found
 
     def _make_dictionary(self) -> None:
-        self.append(Entries())  # type: ignore[attr-defined]
+        self.append(Entries())
 
     def _drop_attributes(self) -> None:
-        stack: list[object] = self.stack  # type: ignore[attr-defined]
-        stack.pop()
-        if type(stack[-1]) is not Entries:
+        self.stack.pop()
+        if type(self.stack[-1]) is not Entries:
             raise ValueError("it sets attributes, which no file of weights needs")
 
     dispatch[pickle.EMPTY_DICT[0]] = _make_dictionary
     dispatch[pickle.BUILD[0]] = _drop_attributes
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., Tensor] | type[Entries] | StorageType:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _rebuilt
         if (module, name) == ("collections", "OrderedDict"):
@@ -307,8 +286,9 @@ class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         return Storage(storage_type.dtype, key, count)
 
 
-def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, *_: Any) -> Tensor:
-    """Stands for `torch._utils._rebuild_tensor_v2`."""
+def _rebuilt(*arguments: Any) -> Tensor:
+    """Stands for `torch._utils._rebuild_tensor_v2`. Whether the tensor has a gradient, and hooks, follow."""
+    storage, first, shape, strides, *_ = arguments
     if not all(type(sizes) is tuple and {int}.issuperset(map(type, sizes)) for sizes in (shape, strides)):
         raise ValueError("expected a tensor whose shape and strides are whole numbers")
     require_shape("of the pickle", shape)
@@ -323,14 +303,14 @@ def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: 
     return Tensor(storage, first, shape)
 
 
-def _read_archive(path: Path) -> tuple[Any, Callable[[Storage], int]]:
-    """The dictionary in an archive, and where each storage begins."""
+def _read_archive(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
+    """Reads the dictionary in an archive; returns it, and what tells where a storage begins."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         infos = archive.infolist()
         if len(infos) > MAX_TENSORS:
             raise ValueError(f"it holds more than {MAX_TENSORS:,} files")
         files = {info.filename.partition("/")[2]: info for info in infos}
-        entries = _TensorUnpickler(io.BytesIO(_content(file, files["data.pkl"]))).load()
+        entries = _TensorUnpickler(io.BytesIO(_content(file, files["data.pkl"]))).entries()
         if "byteorder" in files and _content(file, files["byteorder"]) != b"little":
             raise ValueError("its numbers are not little-endian")
         starts = {name.removeprefix("data/"): _start(file, info) for name, info in files.items() if "data/" in name}
@@ -345,7 +325,7 @@ def _read_archive(path: Path) -> tuple[Any, Callable[[Storage], int]]:
 
 
 def _start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
-    """Where the content of a file in an archive begins. PyTorch does not compress."""
+    """Finds where the content of a file in an archive begins. PyTorch does not compress."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError(f"expected no compressed files; {info.filename!r:.60} is one")
     file.seek(max(info.header_offset, 0))  # it may be negative in a damaged archive
@@ -363,17 +343,16 @@ def _content(file: io.BufferedReader, info: zipfile.ZipInfo) -> bytes:
     return file.read(info.file_size)
 
 
-def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
-    """The dictionary in a file of the older form, and where each storage begins."""
+def _read_row(path: Path) -> tuple[Entries, Callable[[Storage], int]]:
+    """Reads the dictionary in a file of the older form; returns it, and what tells where a storage begins."""
     with path.open("rb") as file:
         pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))
         for expected in (MAGIC, PROTOCOL):
             if _TensorUnpickler(pickles).load() != expected:
                 raise ValueError("it is no file of `torch.save`")
-        system = _TensorUnpickler(pickles).load()
-        if not isinstance(system, dict) or system.get("little_endian") is not True:
+        if _TensorUnpickler(pickles).entries().get("little_endian") is not True:
             raise ValueError("its numbers are not little-endian")
-        entries, keys = _TensorUnpickler(pickles).load(), _TensorUnpickler(pickles).load()
+        entries, keys = _TensorUnpickler(pickles).entries(), _TensorUnpickler(pickles).load()
         storages = {tensor.storage.key: tensor.storage for tensor in entries.values() if isinstance(tensor, Tensor)}
         starts, place = {}, pickles.tell()
         if type(keys) is not list or len(keys) > MAX_TENSORS or any(type(key) is not str for key in keys):

@@ -1,17 +1,19 @@
-"""The files of Hugging Face's tokenizers: tokenizer.json, or the older lists of words and merges."""
+"""Reads the files of Hugging Face's tokenizers: tokenizer.json, or the older lists of words and merges."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.folder import MAX_JSON_BYTES, SPECIAL, ModelFolder, Options
-from keras_transformer.importing.pieces import Vocabulary
-from keras_transformer.importing.unigram import steps_of
+from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES, Vocabulary, steps_of
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, tokenizers_library
+
+if TYPE_CHECKING:
+    import tokenizers
 
 WHOLE, MERGED, WORDS = "tokenizer.json", ("vocab.json", "merges.txt"), "vocab.txt"
 ADDED, MAP, TOKENIZER = "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"
@@ -33,6 +35,51 @@ PARTS = {
 BERT_TOKENS = dict(zip(ROLES[2:], ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
 
 
+def dicts_in(values: object) -> list[Config]:
+    """Returns the objects in a list of a JSON file; none if it is no list."""
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+
+def content_of(token: Config | str | None) -> str | None:
+    """Returns the text of a token, which the files of a tokenizer spell as a text or as an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def added_tokens(folder: ModelFolder) -> list[Config]:
+    """Returns the tokens that tokenizer.json has beside those of its model; none without such a file."""
+    return dicts_in(folder.json(WHOLE).get("added_tokens")) if folder.has(WHOLE) else []
+
+
+def count_ids(folder: ModelFolder, size: int) -> int:
+    """Counts the ids of the tokenizer, from 0 on: mostly all of the model's, unless its matrices are padded.
+
+    No text has the ids of the rows behind, so they have no place in our vocabulary: nothing emits them, and they take
+    no probability.
+
+    Args:
+        folder: the model's folder.
+        size: the rows of the model's matrices, the answer where no file of the tokenizer tells.
+
+    Raises:
+        RequestError: a file of the tokenizer is damaged.
+    """
+    ids, vocabulary = [], None
+    if folder.has(WHOLE):
+        tokenizer = folder.json(WHOLE)
+        model, ids = tokenizer.get("model"), [token.get("id") for token in dicts_in(tokenizer.get("added_tokens"))]
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    elif folder.has(MERGED[0]):
+        vocabulary = folder.json(MERGED[0])
+    elif folder.has(WORDS):
+        vocabulary = folder.read(WORDS, MAX_MODEL_BYTES).rstrip(b"\r\n").split(b"\n")
+    if folder.has(ADDED):
+        ids += folder.json(ADDED).values()
+    if not isinstance(vocabulary, dict | list) or not vocabulary:
+        return size
+    ids += vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max((id for id in ids if type(id) is int and 0 <= id < size), default=size - 1) + 1
+
+
 def text_vocabulary(
     folder: ModelFolder,
     ids: list[int],
@@ -40,7 +87,7 @@ def text_vocabulary(
     has_mask: bool = False,
     rewrite: Callable[[str], str] = str,
 ) -> Vocabulary:
-    """The vocabulary of a model whose folder has a tokenizer of Hugging Face's.
+    """Reads the vocabulary of a model whose folder has a tokenizer of Hugging Face's.
 
     Args:
         folder: the model's folder.
@@ -68,7 +115,7 @@ def text_vocabulary(
 
 
 def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
-    """The name of the file of a tokenizer, and the text of a tokenizer.json."""
+    """Returns the name of the file of a tokenizer, and the text of a tokenizer.json."""
     if folder.has(WHOLE):
         try:
             return WHOLE, folder.read(WHOLE, MAX_JSON_BYTES).decode("utf-8")
@@ -91,29 +138,26 @@ def _tokenizer_of(folder: ModelFolder) -> tuple[str, str]:
 
 
 def end_of(folder: ModelFolder) -> int | None:
-    """The id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
-    token = tokenizer_options(folder).pop("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    added = folder.json(WHOLE).get("added_tokens") if folder.has(WHOLE) else None
-    tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
-    return next((each.get("id") for each in tokens if each.get("content") == token), None)
+    """Returns the id of the tokenizer's own end, which tokenizer_config.json names; None if a folder does not say."""
+    end = content_of(tokenizer_options(folder).pop("eos_token"))
+    return next((token.get("id") for token in added_tokens(folder) if token.get("content") == end), None)
 
 
 def _chat_template(folder: ModelFolder) -> str:
-    """How chats become text, in a file of its own or in tokenizer_config.json; "" if the folder does not say."""
+    """Reads how chats become text, from a file of its own or from tokenizer_config.json; "" if the folder does not
+    say."""
     if folder.has(TEMPLATE):
         return folder.read(TEMPLATE, MAX_JSON_BYTES).decode("utf-8", "replace")
     template = tokenizer_options(folder).pop("chat_template")
     if isinstance(template, list):  # a model may have some more, such as for tools
-        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+        named = [each for each in dicts_in(template) if each.get("name") == "default"]
         template = named[0].get("template") if named else None
     return template if isinstance(template, str) else ""
 
 
 def tokenizer_options(folder: ModelFolder) -> Options:
-    """The options in tokenizer_config.json. Where these list no added tokens, those in special_tokens_map.json win, as
-    with transformers.
-    """
+    """Reads the options in tokenizer_config.json. Where these list no added tokens, those in special_tokens_map.json
+    win, as with transformers."""
     values, more = (folder.json(name) if folder.has(name) else {} for name in (TOKENIZER, MAP))
     more = {} if "added_tokens_decoder" in values else more
     options = Options({**values, **more}, str(folder.path / TOKENIZER))
@@ -134,7 +178,7 @@ def check_added(folder: ModelFolder, options: Options, known: Collection[str], e
     for name, entries in added.items():
         entries = [*entries.values()] if isinstance(entries, dict) else entries
         for entry in entries if isinstance(entries, list) else [] if entries is None else [entries]:
-            text = entry.get("content") if isinstance(entry, dict) else entry
+            text = content_of(entry)
             if not isinstance(text, str) or text not in known:
                 raise options.refusal(name, text, expected)
 
@@ -153,11 +197,10 @@ def _check_same(folder: ModelFolder, tokenizer: HuggingFaceTokenizer) -> None:
 
 
 def _special(options: Options, usual: Config) -> dict[str, str]:
-    """The special tokens by their names in tokenizer_config.json."""
+    """Returns the special tokens by their names in tokenizer_config.json."""
     found = {}
     for name, token in usual.items():
-        value = options.pop(name) or token
-        value = value.get("content") if isinstance(value, dict) else value
+        value = content_of(options.pop(name) or token)
         if not isinstance(value, str):
             raise options.refusal(name, value, "a text")
         found[name] = value
@@ -165,7 +208,8 @@ def _special(options: Options, usual: Config) -> dict[str, str]:
 
 
 def _merged(folder: ModelFolder) -> str:
-    """Byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of merges."""
+    """Makes a tokenizer.json of byte-level BPE (Radford et al. 2019, section 2.2) from a list of tokens and one of
+    merges."""
     library, options = tokenizers_library(), tokenizer_options(folder)
     vocab = folder.json(MERGED[0])
     if {*vocab.values()} != {*range(len(vocab))}:  # the library takes memory for every id below the largest
@@ -185,7 +229,7 @@ def _merged(folder: ModelFolder) -> str:
 
 
 def _words(folder: ModelFolder) -> str:
-    """WordPiece (Devlin et al. 2018) from a list of words."""
+    """Makes a tokenizer.json of WordPiece (Devlin et al. 2018) from a list of words."""
     library, options = tokenizers_library(), tokenizer_options(folder)
     lines = folder.read(WORDS, MAX_JSON_BYTES).decode("utf-8").removesuffix("\n").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines)}
@@ -207,8 +251,10 @@ def _words(folder: ModelFolder) -> str:
     return _with_tokens(tokenizer, folder, tokens, vocab.get)
 
 
-def _with_tokens(tokenizer: Any, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], Any]) -> str:
-    """The text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
+def _with_tokens(
+    tokenizer: tokenizers.Tokenizer, folder: ModelFolder, tokens: dict[str, str], place: Callable[[str], int | None]
+) -> str:
+    """Returns the text of a tokenizer.json of the tokenizer with its special tokens, and those of added_tokens.json."""
     library = tokenizers_library()
     more = folder.json(ADDED) if folder.has(ADDED) else {}
     mask = tokens.get("mask_token")

@@ -1,4 +1,4 @@
-"""ViT in Hugging Face's format: a classifier of images.
+"""Imports ViT, a classifier of images in Hugging Face's format.
 
 ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
 deviations of pixels.
@@ -6,29 +6,33 @@ deviations of pixels.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import (
+from keras_transformer.importing.bert_models import (
     ENCODER_BLOCK,
-    ENCODER_FIXED,
     ENCODER_NAMES,
+    ENCODER_REQUIRED,
     ENCODER_WITHOUT_EFFECT,
-    PARTS,
-    completed,
     encoder_block,
     encoder_config,
     labels_of,
+)
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    ModelFolder,
+    Options,
+    RequiredValues,
+    completed,
+    options_of,
     read_named,
     write_named,
 )
 from keras_transformer.importing.weights import (
-    TRANSPOSED,
+    PROJECTIONS,
     Imported,
     Layout,
     Weight,
     Weights,
+    dense_weights,
     norm_weights,
     open_weights,
 )
@@ -37,7 +41,7 @@ from keras_transformer.spec.options import Config
 
 PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
 # Options of the processor with the one value that images are read with here, see `read_image`.
-PROCESSOR_FIXED: Config = {
+PROCESSOR_REQUIRED: RequiredValues = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
 }  # fmt: skip
 PROCESSOR_WITHOUT_EFFECT = {
@@ -46,7 +50,7 @@ PROCESSOR_WITHOUT_EFFECT = {
 }  # fmt: skip
 IMAGE_NAMES = {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"}
 OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
-BLOCK = {**ENCODER_BLOCK, **{name: f"attention.attention.{name}" for name in PARTS}}
+BLOCK = {**ENCODER_BLOCK, **{name: f"attention.attention.{name}" for name in PROJECTIONS}}
 KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
 
@@ -56,17 +60,17 @@ def read(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = options_of(folder, "config.json", ENCODER_FIXED)
+    options = options_of(folder, "config.json", ENCODER_REQUIRED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
     config = arguments(options, len(labels))
-    options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
+    options.finish(HARMLESS_OPTIONS | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
     config |= _pixels(folder, config["image_size"])
     config = completed(options, config, complete)
     return Imported(config, Weights(open_weights(folder), layout(config, has_biases)), labels=labels)
 
 
 def arguments(options: Options, num_labels: int) -> Config:
-    """The arguments of our model, but for those of pixels."""
+    """Returns the arguments of our model, but for those of pixels."""
     sizes = read_named(options, IMAGE_NAMES, image_size=224, patch_size=16, channels=3)
     return {
         **encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": num_labels,
@@ -74,20 +78,20 @@ def arguments(options: Options, num_labels: int) -> Config:
 
 
 def vit_options(config: Config) -> Config:
-    """The options that `arguments` reads as this configuration, if ViT has a form of it."""
+    """Returns the options that `arguments` reads as this configuration, if ViT has a form of it."""
     return write_named(config, {**ENCODER_NAMES, **IMAGE_NAMES})
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """Completes a configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "image-classifier", **model_spec.complete(config, "image-classifier")}
 
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
-    """What is subtracted from pixels and what they are divided by, from the options of the processor."""
+    """Reads what is subtracted from pixels and what they are divided by, from the options of the processor."""
     if folder.has(PROCESSORS):
         raise RequestError(f"{folder.path}: expected {PROCESSOR} alone; received {PROCESSORS} too: join them")
-    options = options_of(folder, PROCESSOR, PROCESSOR_FIXED)
+    options = options_of(folder, PROCESSOR, PROCESSOR_REQUIRED)
     size = options.pop("size", image_size)
     if size not in (image_size, {"height": image_size, "width": image_size}):
         raise options.refusal("size", size, f"{image_size}, as in config.json")
@@ -100,14 +104,15 @@ def _pixels(folder: ModelFolder, image_size: int) -> Config:
     return {"pixel_mean": mean, "pixel_std": std} if is_normal else {"pixel_mean": 0.0, "pixel_std": 1.0}
 
 
-def _one_or_all(numbers: Any) -> Any:
-    """The number that all channels have, or the numbers as they are."""
-    are_equal = isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers)
-    return numbers[0] if are_equal else numbers
+def _one_or_all(numbers: float | list[float]) -> float | list[float]:
+    """Returns the number that all channels have, or the numbers as they are."""
+    if isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers):
+        return numbers[0]
+    return numbers
 
 
 def layout(config: Config, has_biases: bool) -> Layout:
-    """Where the weights lie.
+    """Returns where the weights lie.
 
     Args:
         config: the complete arguments of our model.
@@ -115,13 +120,11 @@ def layout(config: Config, has_biases: bool) -> Layout:
     """
     embeddings = "vit.embeddings"
     table = [
-        Weight("stem.kernel", f"{embeddings}.patch_embeddings.projection.weight", "DCQQ", order=KERNEL_ORDER),
-        Weight("stem.bias", f"{embeddings}.patch_embeddings.projection.bias", "D"),
+        *dense_weights("stem.kernel", "stem.bias", f"{embeddings}.patch_embeddings.projection", "DCQQ", KERNEL_ORDER),
         Weight("class_token.token", f"{embeddings}.cls_token", "11D"),
         Weight("positions.embeddings", f"{embeddings}.position_embeddings", "1PD"),
         *norm_weights("stack.norm", "vit.layernorm"),
-        Weight("head.kernel", "classifier.weight", "LD", order=TRANSPOSED),
-        Weight("head.bias", "classifier.bias", "L"),
+        *dense_weights("head.kernel", "head.bias", "classifier", "LD"),
     ]
     for number in range(config["num_layers"]):
         ours, theirs = f"stack.blocks.{number}", f"vit.encoder.layer.{number}"

@@ -1,4 +1,5 @@
-"""From tensors with foreign names to the weights of our model, and what an importer hands on. Keras is not imported."""
+"""Makes the weights of our model of tensors with foreign names; `Imported` is what an importer hands on. Keras is not
+imported."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 from keras_transformer.core.errors import RequestError, load_tensorflow
 from keras_transformer.core.task_registry import task_named
 from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.pieces import Vocabulary
+from keras_transformer.importing.sentencepiece_rewrite import Vocabulary
 from keras_transformer.importing.tensors import Place, TensorFile, blocks, open_safetensors, open_torch
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
@@ -21,6 +22,8 @@ from keras_transformer.spec.options import Config
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
+# What most architectures call the kernels of queries, keys and values.
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 TRANSPOSED = (1, 0)  # a kernel that has outputs before inputs
 Opener = Callable[[Path], TensorFile]
 FILES: dict[str, Opener] = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
@@ -72,12 +75,12 @@ class Layout(NamedTuple):
     unread: Iterable[str] = ()
 
     def shape(self, axes: str) -> tuple[int, ...]:
-        """The shape of a tensor with these axes."""
+        """Returns the shape of a tensor with these axes."""
         return tuple(self.sizes[letter] for letter in axes)
 
     def tensors(self, values: Callable[[str], np.ndarray | None]) -> dict[str, np.ndarray]:
-        """The tensors of a file, from which `Weights.read` makes these values. Of several copies of a row the last
-        counts: a model reads and emits that one. Rows that our model lacks are 0.
+        """Makes the tensors of a file, from which `Weights.read` makes these values. Of several copies of a row the
+        last counts: a model reads and emits that one. Rows that our model lacks are 0.
 
         Args:
             values: the numbers of the weight of our model at a path; None if our model has no such weight, which is
@@ -158,7 +161,7 @@ class Weights:
             )
 
     def _checked_bytes(self, name: str, axes: str) -> int:
-        """The bytes of a tensor, whose shape is checked."""
+        """Checks the shape of a tensor; returns its bytes."""
         place, expected = self.file.places.get(name), self.layout.shape(axes)
         if place is None or place.shape != expected:
             received = "none" if place is None else f"the shape {place.shape}"
@@ -169,7 +172,7 @@ class Weights:
         return place.num_bytes
 
     def read(self, weight: Weight) -> np.ndarray:
-        """A tensor in our order."""
+        """Reads the tensor of a weight, in our order."""
         if weight.theirs not in self.file.places:
             assert weight.default is not None
             array = np.full(self.layout.shape(weight.axes), weight.default, "float32")
@@ -190,7 +193,8 @@ class Weights:
 
 
 def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
-    """The array with these places of an axis; in its own memory where there is room, because a matrix may be large."""
+    """Returns the array with these places of an axis; in its own memory where there is room, because a matrix may be
+    large."""
     if axis == 0 or len(places) != array.shape[axis]:
         return np.take(array, places, axis)
     for block in blocks(len(array)):
@@ -198,14 +202,24 @@ def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
     return array
 
 
+def dense_weights(
+    kernel: str, bias: str, theirs: str, axes: str, order: tuple[int, ...] = TRANSPOSED
+) -> Iterator[Weight]:
+    """Yields our kernel and our bias of a dense layer, whose name in the model from outside is `theirs`. Outputs are
+    the first of the kernel's axes there, unless its order is ours."""
+    yield Weight(kernel, f"{theirs}.weight", axes, order=order)
+    yield Weight(bias, f"{theirs}.bias", axes[0] if order else axes[-1])
+
+
 def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
-    """The weights of a layer normalization, whose names in the model from outside are `theirs` and one of `names`."""
+    """Yields the weights of a layer normalization, whose names in the model from outside are `theirs` and one of
+    `names`."""
     yield Weight(f"{ours}.gamma", f"{theirs}.{names[0]}", "D")
     yield Weight(f"{ours}.beta", f"{theirs}.{names[1]}", "D")
 
 
 def first_of(file: TensorFile, names: list[str]) -> str:
-    """The first of the names that the file has. Tensors under the other names must be the same.
+    """Returns the first of the names that the file has. Tensors under the other names must be the same.
 
     Raises:
         RequestError: two of them differ.
@@ -224,7 +238,7 @@ def are_same(file: TensorFile, first: str, other: str) -> bool:
 
 
 def open_weights(folder: ModelFolder) -> TensorFile:
-    """The tensors of a folder: in one file or in several with an index; safetensors if they are there.
+    """Opens the tensors of a folder: in one file or in several with an index; safetensors if they are there.
 
     Raises:
         RequestError: there are none, or a file is damaged or holds more than tensors, or the index does not fit.
@@ -246,7 +260,7 @@ def _opened(folder: ModelFolder, name: str, open_file: Opener) -> TensorFile:
 
 
 def homes_in(folder: ModelFolder, index: str) -> dict[str, str]:
-    """The file of each tensor, as an index has it.
+    """Reads the file of each tensor from an index.
 
     Raises:
         RequestError: the index is damaged, or names something else than files of weights beside it.
@@ -260,7 +274,7 @@ def homes_in(folder: ModelFolder, index: str) -> dict[str, str]:
 
 
 def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
-    """The tensors of the files that an index names.
+    """Opens the tensors of the files that an index names.
 
     Raises:
         RequestError: the index is damaged, a file is missing or damaged, lacks a tensor or has another one.
@@ -283,7 +297,7 @@ def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
 
 
 def variable_at(model: FamilyModel, path: str) -> Any:
-    """The variable at a path of attributes."""
+    """Returns the variable at a path of attributes."""
     for name in path.split("."):
         model = model[int(name)] if name.isdecimal() else getattr(model, name)
     return model
@@ -318,7 +332,7 @@ class Imported(NamedTuple):
         return task_named(None, self.config.get("kind", model_spec.DEFAULT_KIND), {"labels"} if self.labels else ())
 
     def model(self) -> FamilyModel:
-        """The model, with its weights.
+        """Makes the model, with its weights.
 
         Keras makes weights at the end of the scope, one after the other. Drawing them at random before would take three
         times the memory.

@@ -89,16 +89,17 @@ class BatchPlan(Plan):
         return [Place(0, int(batch)) for batch in first]
 
     def num_batches(self, epoch: int) -> int:
-        """How many global batches an epoch has; with subword sampling the number differs from epoch to epoch."""
+        """Returns how many global batches an epoch has; with subword sampling the number differs from epoch to
+        epoch."""
         return len(self._epoch(epoch).batches)
 
     def num_tokens(self, place: Place) -> int:
-        """How many target tokens the batch at a place has: ends count, padding does not."""
+        """Returns how many target tokens the batch at a place has: ends count, padding does not."""
         epoch = self._epoch(place.epoch)
         return int(epoch.corpus.target_lengths[epoch.rows_of(place.batch)].sum())
 
     def batch(self, place: Place) -> Batch:
-        """The global batch at a place."""
+        """Returns the global batch at a place."""
         epoch = self._epoch(place.epoch)
         rows, corpus = epoch.rows_of(place.batch), epoch.corpus
         num_rows, width = int(epoch.batches["num_rows"][place.batch]), int(epoch.batches["width"][place.batch])
@@ -110,7 +111,7 @@ class BatchPlan(Plan):
         return Batch(inputs, labels, (labels != PAD).astype("float32"))
 
     def corpus_of(self, epoch: int) -> TokenizedCorpus:
-        """The corpus as an epoch takes it; with subword sampling it is segmented anew."""
+        """Returns the corpus as an epoch takes it; with subword sampling it is segmented anew."""
         return self._sampled.corpus(epoch) if self._sampled else self.corpus
 
     def _epoch(self, epoch: int) -> _Epoch:
@@ -167,7 +168,8 @@ class RowPlan(BatchPlan):
         super().__init__(corpus, token_budget, *arguments, **options)
 
     def row(self, corpus: object, row: int, random: np.random.Generator) -> tuple[Any, Any]:
-        """The ids (S,) of a row of the corpus, and its labels, PAD where there is none; `random` is the batch's."""
+        """Returns the ids (S,) of a row of the corpus, and its labels, PAD where there is none; `random` is the
+        batch's."""
         raise NotImplementedError
 
     def batch(self, place: Place) -> Batch:
@@ -219,7 +221,7 @@ class EqualPlan(Plan):
         self._order = lru_cache(maxsize=2)(self.order)
 
     def order(self, epoch: int) -> np.ndarray:
-        """What tells each row of an epoch, in their order."""
+        """Returns what identifies each row of an epoch, such as its index, in the order of the epoch."""
         raise NotImplementedError
 
     def of_each_shape(self) -> list[Place]:
@@ -229,7 +231,7 @@ class EqualPlan(Plan):
         return -(-len(self._order(epoch)) // self.rows)
 
     def rows_of(self, place: Place) -> np.ndarray:
-        """What tells each row of a batch."""
+        """Returns what identifies each row of a batch."""
         return self._order(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
 
 
@@ -253,7 +255,7 @@ class _Epoch:
     batches: np.ndarray  # (batches,) of `_STRETCH`
 
     def rows_of(self, index: int) -> np.ndarray:
-        """The pairs of a batch."""
+        """Returns the rows of a batch."""
         return self.rows[self.batches["start"][index] : self.batches["stop"][index]]
 
 
@@ -267,7 +269,8 @@ def _sorted_rows(widths: np.ndarray, difference: np.ndarray) -> np.ndarray:
 
 
 def _static_widths(widest: np.ndarray, longest: int, num_shapes: int) -> np.ndarray:
-    """The widths, at most `num_shapes` of them and the last one `longest`, that need least padding for these rows."""
+    """Returns the widths, at most `num_shapes` of them and the last one `longest`, that need least padding for these
+    rows."""
     widths = np.arange(longest + 1)
     counts = np.bincount(widest, minlength=longest + 1).cumsum()  # rows of at most this width
     # slots[v, w]: positions of the rows wider than v and at most w, all padded to w.

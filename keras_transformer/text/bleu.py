@@ -1,4 +1,4 @@
-"""BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
+"""Counts BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
 
 If at least one translation has four words, the figure equals sacreBLEU's default. If all are shorter, as number
 words are, the default gives 0, but the effective order counts only the n-grams that exist.
@@ -50,7 +50,7 @@ def bleu_metric(tokenize: str = TOKENIZER) -> BLEU:
 
 
 def tokenizer_for(language: str | None) -> str:
-    """The name of the tokenizer for texts of a language, such as "ja-mecab" for "ja"; "13a" for most.
+    """Returns the name of the tokenizer for texts of a language, such as "ja-mecab" for "ja"; "13a" for most.
 
     Where the packages of the language's own tokenizer are missing, the name is "13a" too, and a warning says so.
     """
@@ -64,7 +64,7 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def bleu(texts: Sequence[str], references: Sequence[str], tokenize: str = TOKENIZER) -> float:
-    """The BLEU, from 0 to 100, of detokenised texts with a reference for each. Case counts."""
+    """Counts the BLEU, from 0 to 100, of detokenised texts with a reference for each. Case counts."""
     return bleu_metric(tokenize).corpus_score(list(texts), [list(references)]).score
 
 
@@ -76,7 +76,8 @@ def bleu_signature(tokenize: str = TOKENIZER) -> str:
 
 
 def quality(texts: Sequence[str], references: Sequence[str], tokenize: str = TOKENIZER) -> Config:
-    """BLEU and chrF (0 to 100, cased, detokenised) of texts with a reference for each, and their signatures."""
+    """Counts BLEU and chrF (0 to 100, cased, detokenised) of texts with a reference for each; names their
+    signatures."""
     from sacrebleu.metrics import CHRF
 
     chrf = CHRF()
@@ -91,7 +92,7 @@ def quality(texts: Sequence[str], references: Sequence[str], tokenize: str = TOK
 def paired_quality(
     translations: Sequence[Sequence[str]], references: Sequence[str], tokenize: str = TOKENIZER
 ) -> list[Config]:
-    """BLEU and chrF of several systems on the same sentences, by sacreBLEU's paired bootstrap (Koehn 2004).
+    """Counts BLEU and chrF of several systems on the same sentences, by sacreBLEU's paired bootstrap (Koehn 2004).
 
     Args:
         translations: the translations of each system, detokenised; the first system is the baseline.
@@ -124,7 +125,7 @@ def paired_quality(
 
 
 def checked_tokenizer(tokenize: str | None, language: str | None) -> str:
-    """The name of the tokenizer that BLEU counts with: the one that is asked for, or else the language's.
+    """Returns the name of the tokenizer that BLEU counts with: the one that is asked for, or else the language's.
 
     Raises:
         RequestError: there is no such tokenizer, or what it needs is missing.

@@ -1,4 +1,4 @@
-"""Which pairs a translator should not learn from: those of a corpus, and those that a teacher translated."""
+"""Finds the pairs that a translator should not learn from, in a corpus and among the translations of a teacher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from fontTools import unicodedata as scripts
@@ -19,6 +19,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.text.corpora import Corpus, Pair, untagged
 from keras_transformer.text.lines import is_blank
 
+Row = TypeVar("Row", bound=tuple)  # a source, its target, and perhaps more
 # Why a pair is left out. A pair with several reasons counts for the first of them.
 REASONS = (
     "its source is in the validation text",
@@ -69,7 +70,7 @@ _KEPT, _SCRIPT_OF = _Kept(), _ScriptOf()
 
 
 def key(text: str) -> str:
-    """What near duplicates have in common: the letters, marks and digits, after NFKC and case folding.
+    """Returns the key by which near duplicates are found: letters, marks and digits after NFKC and case folding.
 
     A text without any has its other characters as key, without white space.
     """
@@ -78,7 +79,7 @@ def key(text: str) -> str:
 
 
 def script(text_key: str) -> str:
-    """The script of most letters of a key, as in ISO 15924, such as "Latn"; empty if there are no letters."""
+    """Returns the script of most letters of a key, as in ISO 15924, such as "Latn"; empty if there are no letters."""
     if text_key.isascii():
         return "Latn" if any(map(str.isalpha, text_key)) else ""
     counts = Counter(map(_SCRIPT_OF.__getitem__, text_key))
@@ -123,7 +124,7 @@ class Cleaning:
 
     @property
     def num_kept(self) -> int:
-        """How many pairs training sees, before it counts their pieces."""
+        """How many pairs training sees, before it counts their tokens."""
         return int((self.reasons == 0).sum())
 
     @property
@@ -134,7 +135,7 @@ class Cleaning:
 
 
 def cleaned(corpus: Corpus[Pair], tell: Callable[[Cleaning], None]) -> Corpus[Pair]:
-    """The corpus without the pairs that cleaning leaves out. Its validation text stays as it is.
+    """Returns the corpus without the pairs that cleaning leaves out. Its validation text stays as it is.
 
     Args:
         corpus: the text. It is read when the first pair of training is asked for.
@@ -214,13 +215,13 @@ def _hash(source: str, target: str) -> int:
 
 
 def _firsts(hashes: Sequence[int]) -> np.ndarray:
-    """(pairs,) for each pair the place of the first pair with its hash."""
+    """Returns for each of the pairs (pairs,) the place of the first pair with its hash."""
     _, first, group = np.unique(np.array(hashes, np.uint64), return_index=True, return_inverse=True)
     return first[group]
 
 
 def _own(ids: np.ndarray, names: list[str]) -> list[int]:
-    """The ids of a side's own scripts, the most frequent first. Lines without letters do not count."""
+    """Returns the ids of a side's own scripts, the most frequent first. Lines without letters do not count."""
     counts = np.bincount(ids, minlength=len(names))
     counts[0] = 0
     order = [id for id in np.argsort(-counts, kind="stable").tolist() if counts[id]]
@@ -228,7 +229,7 @@ def _own(ids: np.ndarray, names: list[str]) -> list[int]:
 
 
 def _examples(corpus: Corpus[Pair], reasons: np.ndarray, firsts: np.ndarray) -> dict[str, list[Example]]:
-    """The first pairs of each reason; reads the text as far as they stand."""
+    """Returns the first pairs of each reason; reads the text as far as they stand."""
     places = {reason: np.flatnonzero(reasons == number)[:EXAMPLES] for number, reason in enumerate(REASONS, start=1)}
     shown = {place for some in places.values() for place in some.tolist()}
     numbers: dict[int, int] = dict.fromkeys(shown | {int(firsts[place]) for place in shown}, 0)
@@ -258,7 +259,7 @@ class Overlap:
         self._keys = list(map(self._key, sources))
         self._known, self._seen = set(self._keys) - {""}, set[str]()
 
-    def watched(self, pairs: Iterable[Any]) -> Iterator[Any]:
+    def watched(self, pairs: Iterable[Row]) -> Iterator[Row]:
         """Yields the pairs of training, and looks at each."""
         for pair in pairs:
             if self._known and (source := self._key(pair[0])) in self._known:
@@ -292,7 +293,7 @@ class Translation(NamedTuple):
 
 
 def fault(source: str, translation: Translation) -> str | None:
-    """Why a student should not learn from a translation; None if nothing speaks against it."""
+    """Says why a student should not learn from a translation; None if nothing speaks against it."""
     if is_blank(source):
         return BLANK_SOURCE
     if is_blank(translation.text):

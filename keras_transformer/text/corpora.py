@@ -1,4 +1,4 @@
-"""Parallel text to train on: the user's files, the named corpora, back-translated pairs, and the reverse direction.
+"""Reads parallel text to train on: the user's files, named corpora, back-translated pairs, and the reverse direction.
 
 A tag tells the last two apart. It is a word of its own before the source, such as `<2de>`, and one piece of the
 vocabulary.
@@ -87,12 +87,13 @@ class Corpus(Generic[Item]):
     num_pairs: int = 0
 
     def numbered(self) -> Iterator[tuple[int, Item]]:
-        """What to train on, each with the number of its line."""
+        """Yields what to train on, each with the number of its line."""
         return zip(itertools.count(1) if self.lines is None else self.lines(), self.train(), strict=False)
 
 
 def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str] | None = None) -> Corpus[Pair]:
-    """A named corpus: `numbers:…`, `pronouns:…`, `multi30k:…` or `wmt14:…`, each with its languages, as in `…:en-de`.
+    """Loads a named corpus: `numbers:…`, `pronouns:…`, `multi30k:…` or `wmt14:…`, each with its languages, as in
+    `…:en-de`.
 
     Raises:
         RequestError: unknown name or languages, or `data_dir` does not hold the corpus.
@@ -116,7 +117,7 @@ def corpus_from_files(
     *,
     seed: int | None = 0,
 ) -> Corpus[Pair]:
-    """The user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
+    """Reads the user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
 
     Without validation files pairs of lines that the seed draws are held out: one line in twenty, at most 2,000.
     Wherever a pair that is held out stands, it is held out too, so the rarest are chosen (see `whole_groups`).
@@ -151,7 +152,7 @@ def corpus_from_files(
 
 
 def _held_out(train: _ParallelFiles, seed: int | None) -> list[Pair]:
-    """The pairs of a text that are held out, each as often as the text has it; see `corpus_from_files`.
+    """Returns the pairs of a text that are held out, each as often as the text has it; see `corpus_from_files`.
 
     They stand as they were drawn, so that the first of them, such as those of BLEU, are a drawn share too.
     """
@@ -174,7 +175,8 @@ def _held_out(train: _ParallelFiles, seed: int | None) -> list[Pair]:
 
 
 def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus[Pair]:
-    """The corpus with further pairs from files, all of them to train on, such as pairs that a model made half of.
+    """Returns the corpus with further pairs from files, all of them to train on, such as pairs that a model made half
+    of.
 
     Raises:
         RequestError: see `corpus_from_files`.
@@ -203,12 +205,12 @@ class _ParallelFiles:
 
 
 def _read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """The pairs of two files, without the white space around a line: a model would learn to write it."""
+    """Returns the pairs of two files, without the white space around a line: a model would learn to write it."""
     return ((one.strip(), other.strip()) for one, other in zip(read_lines(source), read_lines(target), strict=True))
 
 
 def _survey(path: Path) -> tuple[int, str]:
-    """The number of lines of a file, and their SHA-256."""
+    """Counts the lines of a file; returns their number and their SHA-256."""
     refuse_pipe(path)
     digest, count = hashlib.sha256(), 0
     for line in read_lines(path):
@@ -237,7 +239,7 @@ def _require_none(data_dir: Path | None, made: str) -> None:
 
 
 def _made(name: str, train: list[Pair], valid: list[Pair], recipe: Config) -> Corpus[Pair]:
-    """A corpus that is made on the spot."""
+    """Returns a corpus that is made on the spot."""
     source, _, target = name.partition(":")[2].partition("-")
     identity = sha256_of(line for pair in itertools.chain(train, valid) for line in pair)
     return Corpus(name, source, target, lambda: iter(train), lambda: iter(valid), identity, recipe)
@@ -280,7 +282,7 @@ _NAMED: dict[str, Callable[[str, str, Path | None], Corpus[Pair]]] = {
 
 
 def into(language: str | None, side: str) -> str:
-    """The tag of the direction into a language: `<2de>` (Johnson et al. 2017, arXiv 1611.04558, section 3).
+    """Returns the tag of the direction into a language: `<2de>` (Johnson et al. 2017, arXiv 1611.04558, section 3).
 
     Args:
         language: such as "de"; None where it is not known.
@@ -290,7 +292,7 @@ def into(language: str | None, side: str) -> str:
 
 
 def directions(corpus: Corpus[Pair]) -> tuple[str, str]:
-    """The tags of the corpus's direction and of the other."""
+    """Returns the tags of the corpus's direction and of the other."""
     return into(corpus.target_language, "target"), into(corpus.source_language, "source")
 
 
@@ -301,7 +303,7 @@ def tagged(pairs: Iterable[Pair], *tags: str) -> Iterator[Pair]:
 
 
 def untagged(source: str, tags: Collection[str]) -> str:
-    """A source without the tags before it.
+    """Returns a source without the tags before it.
 
     >>> untagged("<2de> <bt> a dog", ["<bt>", "<2de>"])
     'a dog'
@@ -313,7 +315,7 @@ def untagged(source: str, tags: Collection[str]) -> str:
 
 
 def mixed(corpus: Corpus[Pair], copies: int = 1, more_tag: str | None = None, both: bool = False) -> Corpus[Pair]:
-    """The corpus with its further pairs.
+    """Adds its further pairs to a corpus.
 
     Args:
         corpus: validation stays in its direction.

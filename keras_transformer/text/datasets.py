@@ -1,4 +1,4 @@
-"""From text files to the two datasets that `model.fit` takes, in one call."""
+"""Makes the two datasets that `model.fit` takes, for training and validation, of text files in one call."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 import keras
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, command_line
 from keras_transformer.core.lazy import on_tensorflow, tf
-from keras_transformer.spec.options import Config
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import Place, as_tf_dataset, generator
@@ -31,6 +31,15 @@ PathLike = str | os.PathLike[str]
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # inputs, labels, weights
 
 
+class PlanOptions(TypedDict, total=False):
+    """Options of `BatchPlan` that a caller may choose."""
+
+    accumulate: int
+    static_shapes: int
+    shuffle: bool
+    sampling: float
+
+
 def datasets_from_files(
     source: PathLike,
     target: PathLike,
@@ -42,12 +51,12 @@ def datasets_from_files(
     token_budget: int = 4096,
     seed: int = 0,
     initial_epoch: int = 0,
-    strategy: object = None,
+    strategy: tf.distribute.Strategy | None = None,
     cache: PathLike | None = None,
     first_ids: FirstIds = ((), ()),
-    **plan_options: object,
+    **plan_options: Unpack[PlanOptions],
 ) -> tuple[Dataset, Dataset]:
-    """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
+    """Makes the datasets for training and validation, of parallel text (UTF-8, plain or .gz, one sentence a line):
 
         train, valid = datasets_from_files("train.en", "train.de", tokenizer)
         model.fit(train, validation_data=valid, epochs=10)
@@ -68,13 +77,13 @@ def datasets_from_files(
         RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
     """
     corpus = corpus_from_files(source, target, valid_source, valid_target, seed=seed)
-    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), cache, first_ids)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), None if cache is None else Path(cache), first_ids)
     plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
     return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan).dataset()
 
 
-def num_replicas(strategy: Any) -> int:
-    """How many replicas a strategy has; 1 without a strategy.
+def num_replicas(strategy: tf.distribute.Strategy | None) -> int:
+    """Counts the replicas of a strategy; 1 without a strategy.
 
     Raises:
         RequestError: its replicas are on several workers, or the backend is not TensorFlow.
@@ -119,7 +128,7 @@ class Epochs:
             yield batch
 
     def dataset(self) -> Dataset:
-        """The epochs as `fit` takes them on this backend.
+        """Returns the epochs as `fit` takes them on this backend.
 
         Under a `MirroredStrategy` Keras divides the rows of each batch among the replicas. They divide evenly.
         """
@@ -159,8 +168,9 @@ class _PyEpochs(keras.utils.PyDataset):
         return self._epochs.batches()
 
 
+@dataclass(frozen=True)
 class _Text:
-    """A corpus tokenised for training and validation, in folders that are named for what is in them.
+    """A corpus that is tokenised in folders, which are named for what is in them.
 
     Args:
         corpus: the text.
@@ -169,25 +179,20 @@ class _Text:
         first_ids: see `datasets_from_files`.
     """
 
-    def __init__(
-        self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: PathLike | None, first_ids: FirstIds
-    ):
-        self.first_ids = first_ids
-        self.corpus = corpus
-        self.tokenizers = tokenizers
-        self.cache = None if cache is None else Path(cache)
+    corpus: Corpus
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    cache: Path | None
+    first_ids: FirstIds
 
-    def plans(self, token_budget: int, seed: int, replicas: int, options: Config) -> tuple[BatchPlan, BatchPlan]:
-        """The batches of training and of validation."""
-        keep_text = bool(options.get("sampling"))
-        train = self._tokenized("train", self.corpus.train(), keep_text)
-        valid = self._tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))
-        return (
-            BatchPlan(train, token_budget, seed, replicas, **options),
-            BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False),
-        )
+    def plans(self, token_budget: int, seed: int, replicas: int, options: PlanOptions) -> tuple[BatchPlan, BatchPlan]:
+        """Returns the batches of training and of validation."""
+        train = self.tokenized("train", self.corpus.train(), keep_text=bool(options.get("sampling")))
+        valid = self.tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))
+        plan = BatchPlan(train, token_budget, seed, replicas, **options)
+        return plan, BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False)
 
-    def _tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
+    def tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
+        """Returns a part of the corpus tokenised, from its folder if that is there."""
         identity = sha256_of(
             [
                 self.corpus.identity,

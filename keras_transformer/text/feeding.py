@@ -1,4 +1,4 @@
-"""From planned batches to what `fit` takes, on any backend and for any number of replicas."""
+"""Feeds planned batches to `fit`, on any backend and for any number of replicas."""
 
 from __future__ import annotations
 
@@ -50,26 +50,28 @@ class Plan(ABC):
 
     @abstractmethod
     def num_batches(self, epoch: int) -> int:
-        """How many global batches an epoch has."""
+        """Returns how many global batches an epoch has."""
 
     @abstractmethod
     def num_tokens(self, place: Place) -> int:
-        """How many labels the batch at a place has, without padding."""
+        """Returns how many labels the batch at a place has, without padding."""
 
     @abstractmethod
     def batch(self, place: Place) -> Batch:
-        """The global batch at a place."""
+        """Returns the global batch at a place."""
 
     def of_each_shape(self) -> list[Place]:
-        """The places of batches of all shapes that the first epoch has; none if the plan's shapes are not few."""
+        """Returns the places of batches of all shapes that the first epoch has; none if the plan's shapes are not
+        few."""
         return []
 
     def filled(self, num_rows: int) -> int:
-        """The number of rows of a batch with the blank ones, which all replicas and micro-batches share equally."""
+        """Returns the number of rows of a batch with the blank ones, which all replicas and micro-batches share
+        equally."""
         return -(-num_rows // self.divisor) * self.divisor
 
     def place_after(self, place: Place) -> Place:
-        """The place of the batch that follows."""
+        """Returns the place of the batch that follows."""
         if place.batch + 1 < self.num_batches(place.epoch):
             return Place(place.epoch, place.batch + 1)
         return Place(place.epoch + 1, 0)
@@ -82,7 +84,7 @@ class Plan(ABC):
 
 
 def shard(batch: Batch, index: int, count: int) -> Batch:
-    """The rows `index::count` of a global batch: the share of one replica."""
+    """Returns the rows `index::count` of a global batch: the share of one replica."""
     inputs = {name: ids[index::count] for name, ids in batch.inputs.items()}
     return Batch(inputs, batch.labels[index::count], batch.weights[index::count])
 
@@ -110,12 +112,14 @@ def dataset(
     num_shards: int = 1,
     prefetch: int = 4,
 ) -> tf.data.Dataset:
-    """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
+    """Returns `generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not
+    shard."""
     return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), plan.like, prefetch)
 
 
 def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[tuple]:
-    """`generator` for JAX, which compiles a step for each shape of a batch: the batches are padded to few shapes.
+    """Yields as `generator` for JAX, which compiles a step for each shape of a batch: the batches are padded to few
+    shapes.
 
     Batches whose plan has few shapes stay as they are.
     """
@@ -126,7 +130,7 @@ def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[tuple]:
 
 
 def padded(batch: Batch, divisor: int = 1, per_octave: int = 4) -> Batch:
-    """The batch with blank rows and with padding, so that rows and widths are of few sizes, see `size_in_octave`.
+    """Pads a batch with blank rows and pad ids, so that rows and widths are of few sizes, see `size_in_octave`.
 
     Args:
         batch: has B rows.
@@ -145,8 +149,8 @@ def padded(batch: Batch, divisor: int = 1, per_octave: int = 4) -> Batch:
 
 
 def size_in_octave(size: int, per_octave: int) -> int:
-    """The least size that is at least `size`: of 1, 2, … 8, 10, 12, 14, 16, 20, … with four an octave, of powers of two
-    with one."""
+    """Returns the least size that is at least `size`: of 1, 2, … 8, 10, 12, 14, 16, 20, … with four an octave, of
+    powers of two with one."""
     step = 2 ** max(0, (size - 1).bit_length() - per_octave.bit_length())
     return -(-size // step) * step
 
@@ -154,7 +158,7 @@ def size_in_octave(size: int, per_octave: int) -> int:
 def chosen(
     plan: Plan, places: Sequence[Place], replica_indices: Sequence[int] = (0,), num_shards: int = 1
 ) -> tf.data.Dataset:
-    """The batches at some places, once, as a `tf.data.Dataset`; see `generator`."""
+    """Returns the batches at some places, once, as a `tf.data.Dataset`; see `generator`."""
 
     def batches() -> Iterator[tuple]:
         for place in places:
@@ -164,7 +168,7 @@ def chosen(
 
 
 def one_epoch(plan: Plan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
-    """The first epoch once, for validation."""
+    """Returns the first epoch once, for validation."""
 
     def batches() -> Iterator[tuple]:
         num_shares = plan.num_batches(0) * len(replica_indices)
@@ -175,7 +179,8 @@ def one_epoch(plan: Plan, replica_indices: Sequence[int] = (0,), num_shards: int
 
 
 def as_tf_dataset(batches: Callable[[], Iterator[tuple]], like: Batch, prefetch: int = 4) -> tf.data.Dataset:
-    """A `tf.data.Dataset` of the (inputs, labels, weights) that `batches()` yields; each iteration calls it anew.
+    """Returns a `tf.data.Dataset` of the (inputs, labels, weights) that `batches()` yields; each iteration calls it
+    anew.
 
     Args:
         batches: see above.

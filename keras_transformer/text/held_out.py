@@ -1,4 +1,4 @@
-"""What is held out of training: a share that a seed draws, of each label alike, with all that equals it.
+"""Draws what is held out of training: a share, of each label alike, with all that equals it.
 
 Every task takes its share here. Where text stands in an order, as by label or by time, its last lines are like nothing
 else in it.
@@ -20,7 +20,8 @@ One = TypeVar("One", bound=Hashable)
 
 
 def whole_groups(candidates: Iterable[One], counts: Mapping[One, int], most: int) -> set[One]:
-    """Which candidates to hold out, each with everything that equals it: so what is held out is never trained on.
+    """Chooses which candidates to hold out, each with everything that equals it: so what is held out is never trained
+    on.
 
     The rarest come first, so that little is lost where some items are frequent, and at most `most` items are held out.
     But one candidate always is.
@@ -75,10 +76,10 @@ def tell_of_single_labels(items: Iterable[tuple[str, Hashable, str]], path: str 
 
 
 def drawn(count: int, most: int) -> list[int]:
-    """The places of at most so many of `count` items: all, or a share that is drawn, the same in every process."""
+    """Draws the places of at most so many of `count` items, sorted: all, or a share, the same in every process."""
     return sorted(np.random.default_rng(0).choice(count, min(count, most), replace=False).tolist())
 
 
 def drawn_identity(identity: str, seed: int | None) -> str:
-    """The identity of a text of which a seed draws what is held out; without a seed that of the text."""
+    """Returns the identity of a text of which a seed draws what is held out; without a seed that of the text."""
     return identity if seed is None else sha256_of([identity, f"drawn {seed}"])

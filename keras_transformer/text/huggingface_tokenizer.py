@@ -1,5 +1,5 @@
-"""The vocabularies of models that were trained elsewhere, which Hugging Face's tokenizers read; and how either kind of
-vocabulary is loaded.
+"""Cuts text by the vocabularies of models that were trained elsewhere, with Hugging Face's tokenizers; loads a
+vocabulary of either kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError, silent
 from keras_transformer.core.schema import list_of, object_of, parse_json, whole
@@ -32,6 +33,9 @@ from keras_transformer.text.tokenizer import (
     Tokenizer,
     until_end,
 )
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MAX_ID = 2**31 - 1
 MAX_TEMPLATE = 200_000  # characters
@@ -90,7 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
         has_mask: bool = False,
         chat_template: str = "",
     ) -> HuggingFaceTokenizer:
-        """The vocabulary of a model.
+        """Makes the vocabulary of a model.
 
         Args:
             tokenizer: the text of a tokenizer.json.
@@ -117,7 +121,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def tags(self) -> dict[str, int]:
-        """None: a special token is one piece wherever it stands."""
+        """Returns no tags: the library handles special tokens itself."""
         return {}
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -129,8 +133,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return [self._read(row.ids)[: -1 if self.has_end else None] for row in rows]
 
     def encode_masked(self, line: str) -> list[int]:
-        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
-        return self.encode([string_of(line).replace(MASK_PIECE, self.library.id_to_token(self.ids[MASK]))])[0]
+        """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        return self.encode([string_of(line).replace(MASK_PIECE, self._token(MASK))])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text of any number of lines, without the start that the model puts before it."""
@@ -139,52 +143,57 @@ class HuggingFaceTokenizer(Tokenizer):
     def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
         if not self.chat_template:
             return super().chat_texts(chats)
-        start, end = (self.library.id_to_token(self.ids[place]) for place in (START, END))
+        start, end = map(self._token, (START, END))
         values = {"add_generation_prompt": True, "bos_token": start, "eos_token": end}
         texts = rendered(self.chat_template, [{"messages": [*messages], **values} for messages in chats])
         return [text.removeprefix(start) for text in texts] if self.has_start else texts  # the model puts its own there
 
     def normalize(self, line: str) -> str:
-        """The line as `encode` hands it on."""
+        """Returns the line as `encode` hands it on."""
         return plain(string_of(line))
 
     def unread(self, line: str) -> list[str]:
-        """The characters of a line that are read as unknown."""
+        """Returns the characters of a line that are read as unknown."""
         line, unknown = self.normalize(line), self.ids[UNKNOWN]
         found = self.library.encode(line)
         spans = [span for id, span in zip(found.ids, found.offsets, strict=True) if id == unknown]
         return [char for first, last in spans for char in line[first:last]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids up to its end id, without special tokens. It is always one line."""
+        """Decodes each row of ids up to its end id, without special tokens, as one line."""
         return [one_line(self._text([self.ids[id] for id in until_end(row)])).strip() for row in ids]
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of ids that follow others: with the space before its first word. Special tokens add nothing."""
+        """Decodes ids that follow others: the text has the space before its first word. Special tokens add nothing."""
         kept = [self.ids[id] for id in map(int, ids) if id not in (PAD, START, END)]
         before = self.library.encode("a", add_special_tokens=False).ids
         return self._text([*before, *kept])[len(self._text(before)) :]
 
     def is_ambiguous(self, text: str) -> bool:
-        """Never: the file divides a text in one way."""
+        """Returns False: this tokenizer is deterministic."""
         return False
 
     def divisions(self, text: str, most: int) -> list[list[int]]:
-        """None."""
+        """Returns none: the library tells one division alone."""
         return []
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The spelling of each piece, with `▁` for a space."""
+        """Returns the spelling of each piece, with `▁` for a space."""
         return [self._spellings[int(id)] for id in ids]
 
     def surfaces(self) -> list[bytes]:
-        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8, as its spelling has them."""
+        """Returns the bytes that each piece of the vocabulary adds to decoded text, in UTF-8, as its spelling has
+        them."""
         first = MASK + 1 if self.has_mask else END + 1
         return [b""] * first + [piece.replace(SPACE, " ").encode() for piece in self._spellings[first:]]
 
     def own_id(self, id: int) -> int:
-        """Our id for one of the file's. Pad in a text is no padding, and ids that the model lacks are unknown."""
+        """Maps a file id to ours. A pad token in text, and ids unknown to the model, become UNKNOWN."""
         return self._ours.get(id, UNKNOWN)
+
+    def _token(self, place: int) -> str:
+        """Returns how the file spells one of our ids; "" if it lacks the id."""
+        return self.library.id_to_token(self.ids[place]) or ""
 
     def _read(self, theirs: Sequence[int]) -> list[int]:
         return [*map(self.own_id, theirs[self.has_start :])]
@@ -200,7 +209,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return control + [token if token in special else self._spelled(token) for token in tokens]
 
     def _spelled(self, token: str) -> str:
-        """A token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
+        """Spells a token with `▁` for a space: of byte-level BPE its text, of WordPiece without `##`."""
         decoder = type(self.library.decoder).__name__
         if decoder == "ByteLevel":
             text = self.library.decoder.decode([token])
@@ -210,8 +219,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return token
 
 
-def library_tokenizer(text: str) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, which neither cuts texts nor pads them.
+def library_tokenizer(text: str) -> tokenizers.Tokenizer:
+    """Parses a tokenizer.json as a `tokenizers.Tokenizer`, which neither cuts texts nor pads them.
 
     Raises:
         ValueError: it is damaged.
@@ -232,7 +241,7 @@ def library_tokenizer(text: str) -> Any:
 
 
 def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
-    """The text that a template makes of each chat.
+    """Renders the text that a template makes of each chat.
 
     It may be a stranger's. No code but its own language runs, in a sandbox, and that in a process of its own, whose
     time and memory have bounds: no sandbox bounds what a loop, `'a' * 10**9` or `|center` takes.
@@ -266,13 +275,14 @@ def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def render() -> None:
-    """The process of `rendered`: reads a template and chats from standard input, and writes the texts as JSON."""
+    """Runs as the process of `rendered`: reads a template and chats from standard input, and writes the texts as
+    JSON."""
     import resource  # which is not on all systems
 
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(reason: object) -> None:
+    def refuse(reason: str) -> None:
         raise TemplateError(str(reason))
 
     template, chats = json.load(sys.stdin)
@@ -299,8 +309,8 @@ def render() -> None:
     json.dump(texts, sys.stdout)
 
 
-def tokenizers_library() -> Any:
-    """The package tokenizers.
+def tokenizers_library() -> ModuleType:
+    """Imports the package tokenizers.
 
     Raises:
         RequestError: it is not installed.
@@ -316,7 +326,7 @@ def tokenizers_library() -> Any:
 
 
 def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:
-    """The text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
+    """Returns the text of the tokenizer.json, the ids, whether there is a mask, and the template for chats."""
     content = parse_json(model, STORED)
     template = content.get("chat_template", "")
     if len(template) > MAX_TEMPLATE:

@@ -1,9 +1,10 @@
-"""Lines of text: from files, plain or .gz, and from whoever calls."""
+"""Reads, checks and hashes lines of text, from files, plain or .gz, and from whoever calls."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import unicodedata
 import zlib
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from keras_transformer.core.errors import RequestError
 
@@ -69,7 +70,7 @@ def require_no_nul(line: bytes, number: int, name: str) -> None:
 def unreadable(
     path: str | os.PathLike[str], error: OSError | EOFError | zlib.error, expected: str, place: str = ""
 ) -> RequestError:
-    """What is told of a file, plain or .gz, that could not be read to its end, in place of one of `UNREADABLE`.
+    """Makes the error for a file, plain or .gz, that could not be read to its end, in place of one of `UNREADABLE`.
 
     Args:
         path: the file.
@@ -84,9 +85,9 @@ def unreadable(
     return RequestError(f"{path}: broken gzip{place} ({error}); copy it again")
 
 
-def opened(path: Path) -> IO[bytes]:
-    """A file to read from, plain or .gz."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def opened(path: Path) -> io.BufferedIOBase:
+    """Opens a file to read from, plain or .gz."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def refuse_pipe(path: str | os.PathLike[str]) -> None:
@@ -97,7 +98,7 @@ def refuse_pipe(path: str | os.PathLike[str]) -> None:
 
 
 def string_of(text: str, expected: str = "a string") -> str:
-    """The text.
+    """Returns a text as it is.
 
     Raises:
         RequestError: it is no string. The message says what is `expected`.
@@ -133,17 +134,17 @@ def each_of(some: Iterable[object], kind: str) -> Iterator[Any]:
 
 
 def plain(line: str) -> str:
-    """The line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
+    """Returns the line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
     return valid_unicode(one_line(line))
 
 
 def valid_unicode(text: str) -> str:
-    """The text with U+FFFD in place of lone surrogates."""
+    """Returns the text with U+FFFD in place of lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def one_line(text: str) -> str:
-    """The text with a space in place of each NUL and line break."""
+    """Returns the text with a space in place of each NUL and line break."""
     # Three passes in C: `translate` is thirty times slower on text that is not ASCII.
     return text.replace("\0", " ").replace("\n", " ").replace("\r", " ")
 
@@ -154,7 +155,7 @@ def is_blank(line: str) -> bool:
 
 
 def beginning(lines: Iterable[str], most: int) -> str:
-    """The first lines, each with its line break: those that begin within `most` characters."""
+    """Returns the first lines, each with its line break: those that begin within `most` characters."""
     kept, size = [], 0
     for line in lines:
         if size >= most:
@@ -165,9 +166,8 @@ def beginning(lines: Iterable[str], most: int) -> str:
 
 
 def without_rare_characters(lines: list[str], most: int, share: float) -> list[str]:
-    """The lines with a space for each rare character: one that they hold at most `most` times, or one of the rarest, as
-    long as these together are at most this share of all characters.
-    """
+    """Returns the lines with a space for each rare character: one that they hold at most `most` times, or one of the
+    rarest, as long as these together are at most this share of all characters."""
     counts = Counter(chain.from_iterable(lines))
     room, rare = share * counts.total(), dict[int, str]()
     for char, count in sorted(counts.items(), key=lambda counted: counted[::-1]):
@@ -179,7 +179,7 @@ def without_rare_characters(lines: list[str], most: int, share: float) -> list[s
 
 
 def sha256_of(lines: Iterable[str]) -> str:
-    """The SHA-256 of lines in UTF-8."""
+    """Returns the SHA-256 of lines in UTF-8."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode() + b"\n")
@@ -187,7 +187,7 @@ def sha256_of(lines: Iterable[str]) -> str:
 
 
 def sha256_of_source(*folders: Path) -> str:
-    """The SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
+    """Returns the SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
     digest = hashlib.sha256()
     found = ((str(path.relative_to(one)), path.read_bytes()) for one in folders for path in one.rglob("*.py"))
     for name, content in sorted(found):  # the same wherever the folders are

@@ -1,4 +1,4 @@
-"""Corpora with a name: number words, which are made here; Multi30k and WMT14, which are fetched and checked."""
+"""Makes or fetches the corpora with a name: number words are made here; Multi30k and WMT14 are fetched and checked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.files import user_cache, write_whole
+from keras_transformer.core.lazy import tf
 from keras_transformer.text.lines import opened
 
 MAX_TEXT_BYTES = 64 * 2**20
@@ -57,7 +57,7 @@ def fetch(url: str, path: Path, sha256: str) -> None:
 
 
 def text_sha256(path: Path) -> str | None:
-    """The SHA-256 of a file's text, decompressed; None if the file is broken or its text is too large."""
+    """Returns the SHA-256 of a file's text, decompressed; None if the file is broken or its text is too large."""
     digest, size = hashlib.sha256(), 0
     try:
         with opened(path) as file:
@@ -72,7 +72,7 @@ def text_sha256(path: Path) -> str | None:
 
 
 def download(url: str) -> bytes:
-    """What a server sends for `url`.
+    """Fetches what a server sends for `url`.
 
     Raises:
         JobError: it could not be fetched, is too large, or takes too long.
@@ -99,7 +99,8 @@ def multi30k_file(
     data_dir: str | os.PathLike[str] | None = None,
     base_url: str = MULTI30K_URL,
 ) -> Path:
-    """The path of a file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), a sentence a line; its text is checked.
+    """Returns the path of a file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), a sentence a line; its text is
+    checked.
 
     Without `data_dir` the file is in `${XDG_CACHE_HOME:-~/.cache}/keras_transformer/multi30k` and is fetched if it is
     not there yet.
@@ -125,7 +126,7 @@ def multi30k_file(
 
 
 def multi30k_sha256(split: str, language: str) -> str:
-    """The SHA-256 of a file's text.
+    """Returns the SHA-256 of a file's text.
 
     Raises:
         RequestError: the corpus has no such file.
@@ -137,7 +138,7 @@ def multi30k_sha256(split: str, language: str) -> str:
 
 
 def _local_copy(name: str, folder: Path, sha256: str) -> Path:
-    """The file in a folder of the user's, .gz or plain, once its text is checked."""
+    """Returns the file in a folder of the user's, .gz or plain, once its text is checked."""
     for path in (folder / f"{name}.gz", folder / name):
         if path.exists():
             if text_sha256(path) != sha256:
@@ -173,22 +174,23 @@ class Wmt14:
         self.num_pairs = int(self._train.cardinality())
 
     def train(self) -> Iterator[tuple[str, str]]:
-        """Training pairs."""
+        """Yields training pairs."""
         return self._pairs(self._train)
 
     def valid(self) -> Iterator[tuple[str, str]]:
-        """Validation pairs."""
+        """Yields validation pairs."""
         return self._pairs(self._valid)
 
-    def _pairs(self, split: object) -> Iterator[tuple[str, str]]:
+    def _pairs(self, split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
         import tensorflow_datasets as tfds
 
         for example in tfds.as_numpy(split):
             yield _one_line(example[self.source]), _one_line(example[self.target])
 
 
-def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
-    """The training and validation split, and the full name of what was prepared, its version included."""
+def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], str]:
+    """Prepares the training and validation split; returns them, and the full name of what was prepared, its version
+    included."""
     try:
         import tensorflow_datasets as tfds
     except ImportError:
@@ -212,7 +214,7 @@ def _one_line(text: bytes) -> str:
 
 @functools.cache
 def number_pairs(source: str, target: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Training and held-out pairs; no number and no spelling is in both.
+    """Makes training and held-out pairs; no number and no spelling is in both.
 
     Raises:
         RequestError: num2words cannot spell numbers in a language.
@@ -228,7 +230,7 @@ def number_pairs(source: str, target: str) -> tuple[list[tuple[str, str]], list[
 
 
 def spelled(numbers: Iterable[int], language: str) -> Iterator[str]:
-    """The numbers in words."""
+    """Yields the numbers in words."""
     import num2words
 
     if language not in num2words.CONVERTER_CLASSES:

@@ -1,4 +1,4 @@
-"""How text is read before it is cut into pieces: rules of replacement, in the form that SentencePiece keeps them.
+"""Makes the rules by which text is normalised before it is cut into pieces, in the form that SentencePiece keeps them.
 
 The longest rule that fits is applied, once, from left to right. Every library that reads a SentencePiece model applies
 them, so an exported tokenizer does too.
@@ -37,8 +37,8 @@ ALIKE = {**dict.fromkeys("‘’‚‛ʼ", "'"), **dict.fromkeys("“”„‟«
 
 
 def split_normalization(setting: str | None) -> tuple[str, str]:
-    """The normalizations of source and of target in a setting, such as `nfkc,lossless`; one name is for both, and None
-    stands for the default.
+    """Returns the normalizations of source and of target in a setting, such as `nfkc,lossless`; one name is for both,
+    and None stands for the default.
 
     Raises:
         RequestError: there are more than two, or one is neither a name nor a file of rules.
@@ -91,21 +91,21 @@ def _normalizer_of_file(path: str) -> Any:
 
 @cache
 def _forms() -> dict[str, str]:
-    """The rules of `nmt_nfkc`, but for what is invisible, which vanishes."""
+    """Returns the rules of `nmt_nfkc`, but for what is invisible, which vanishes."""
     rules = dict(sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").Decompile())
     return {**rules, **dict.fromkeys(_invisible(), "")}
 
 
 @cache
 def _formed() -> set[str]:
-    """The characters that have another form."""
+    """Returns the characters that have another form."""
     composed = {char for char in _characters() if unicodedata.normalize("NFD", char) != char}
     return composed | ALIKE.keys() | {left for left in _forms() if len(left) == 1}
 
 
 @cache
 def _spellings() -> dict[str, list[str]]:
-    """By what `_forms` replaces them with, the spellings of several characters."""
+    """Returns the spellings of several characters, by what `_forms` replaces them with."""
     spellings: dict[str, list[str]] = {}
     for left, right in _forms().items():
         if len(left) > 1:
@@ -142,7 +142,7 @@ def _nearest(alphabet: Set[str]) -> dict[str, str]:
 
 @cache
 def _characters() -> list[str]:
-    """The code points up to the last that is composed or a format character; without NUL and surrogates."""
+    """Returns the code points up to the last that is composed or a format character; without NUL and surrogates."""
     parts = (range(1, 0xD800), range(0xE000, 0x30000), range(0xE0000, 0xE0200))
     return [chr(point) for part in parts for point in part]
 

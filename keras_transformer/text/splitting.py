@@ -1,4 +1,4 @@
-"""How text is split for a translator, and joined: into sentences, and long sentences after commas or at white space."""
+"""Splits text for a translator: into sentences, and long ones after commas or at white space; joins translations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex as re
 
-from keras_transformer.text.tokenizer import sample_of
+from keras_transformer.text.tokenizer import CONTROL_PIECES, SPACE, UNKNOWN, Tokenizer, sample_of
 
 if TYPE_CHECKING:
     from choppa import SrxDocument
@@ -68,12 +68,15 @@ _LOOK_BACK = 20  # characters, for the marks before a sentence
 SAMPLE_LINES = 10_000
 CLAUSE_END = re.compile(rf"[,;:،؛–—](?:{_CLOSE}|[“‘«‹])*\s+|[，、；：､]{_CLOSE}*\s*")
 WHITE_SPACE = re.compile(r"\s+")
+TIME = r"(?:\d+:)?\d{1,2}:\d\d[,.]\d{1,3}"
+# A time code of subtitles or lyrics, or a URL.
+NO_PROSE = re.compile(rf"\[?{TIME}(?:\]|\s*-->\s*{TIME}(?:\s.*)?)?|(?:[a-z][a-z\d+.-]*://|www\.)\S+", re.IGNORECASE)
 Sizes = Callable[[Sequence[str]], list[int]]
 EndsOf = Callable[[str], Iterable[int]]
 
 
 def sentences_in(text: str, language: str | None = None) -> list[str]:
-    """The sentences of a line, each with the white space behind it. Together they are the line.
+    """Splits a line into sentences, each with the white space behind it. Together they are the line.
 
     LanguageTool's rules say where sentences end (library choppa-srx). A language without rules takes those of English,
     or the marks of its script.
@@ -92,13 +95,13 @@ def may_have_ordinals(text: str, language: str | None = None) -> bool:
 
 
 def _code(language: str | None) -> str:
-    """The code of a language as the rules spell it."""
+    """Returns the code of a language as the rules spell it."""
     code = re.split("[-_]", language or "")[0].lower()
     return RULED.get(code, code)
 
 
 def _parts(text: str, ends_of: EndsOf) -> list[str]:
-    """The parts of a text, from where they end in the text without its format characters, which may stand anywhere.
+    """Splits a text where parts end in it without its format characters, which may stand anywhere.
 
     Those behind the white space after a part open the next.
     """
@@ -123,7 +126,7 @@ def _sentence_ends(text: str, code: str) -> Iterator[int]:
 
 
 def _ends(text: str, code: str) -> Iterator[int]:
-    """Where sentences may end."""
+    """Yields where sentences may end."""
     has_stop = re.search(_STOP, text)
     if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
@@ -147,7 +150,8 @@ def _ends_by_rules(text: str, code: str) -> Iterator[int]:
 
 @functools.cache
 def _rules(code: str) -> SrxDocument:
-    """The rules of a language but for some on dotted leaders, which take minutes for a line of hundreds of `. `."""
+    """Returns the rules of a language but for some on dotted leaders, which take minutes for a line of hundreds of `.
+    `."""
     from choppa import DEFAULT_SRX_RULESET, SrxDocument
 
     document = SrxDocument(ruleset=DEFAULT_SRX_RULESET)
@@ -197,26 +201,26 @@ class LearnedText:
 
     @classmethod
     def of_corpus(cls, corpus: Mapping[str, Any]) -> LearnedText:
-        """What a run's config.json tells under "corpus"."""
+        """Reads what a run's config.json tells under "corpus"."""
         known = ("source_language", "target_language", "sentences_per_line")
         return cls(**{name: corpus[name] for name in known if corpus.get(name) is not None})
 
     @classmethod
     def of_export(cls, metadata: Mapping[str, str]) -> LearnedText:
-        """What an exported file tells of itself."""
+        """Reads what an exported file tells of itself."""
         source, _, target = metadata.get("languages", "").partition("-")  # such as "en-de"
         count = metadata.get("sentences_per_line", "")
         return cls(source or None, target or None, int(count) if re.fullmatch("[1-9][0-9]{0,8}", count) else 1)
 
 
 def usual_count(lines: Iterable[str], language: str | None = None) -> int:
-    """How many sentences at least half of the lines hold, by a sample; 1 if there are no lines."""
+    """Counts how many sentences at least half of the lines hold, by a sample; 1 if there are no lines."""
     counts = [len(sentences_in(line.strip(), language)) for line in sample_of(lines, SAMPLE_LINES, random.Random(0))]
     return max(1, median_low(counts)) if counts else 1
 
 
 def divided(text: str, most: int, sizes_of: Sizes, language: str | None = None) -> list[str]:
-    """The parts of a text, which together are the text. Neighbours that fit in one part stay together.
+    """Splits a text into parts, which together are the text. Neighbours that fit in one part stay together.
 
     The text is split into sentences; those that are too large, after commas; and what still is, at white space.
 
@@ -249,7 +253,7 @@ def _ends_of(kind: re.Pattern[str], text: str) -> Iterator[int]:
 
 
 def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
-    """Translations of sentences as one line.
+    """Joins the translations of sentences into one line.
 
     Args:
         texts: the translations.
@@ -268,3 +272,17 @@ def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
 def _is_unspaced(character: str) -> bool:
     is_wide = unicodedata.east_asian_width(character) in ("W", "F")
     return is_wide and not unicodedata.name(character, "").startswith("HANGUL")
+
+
+def has_words(line: str) -> bool:
+    """Whether a line has a letter or a digit, and is no time code and no URL."""
+    return any(map(str.isalnum, line)) and not NO_PROSE.fullmatch(line.strip())
+
+
+def is_copied(line: str, tokenizer: Tokenizer) -> bool:
+    """Whether a line is its own translation: it has no words, or would be nothing but unknown tokens."""
+    if not has_words(line):
+        return True
+    if not tokenizer.unread(line):
+        return False
+    return {*tokenizer.pieces(tokenizer.encode([line])[0])} <= {SPACE, CONTROL_PIECES[UNKNOWN]}

@@ -1,4 +1,4 @@
-"""Subword sampling: draws the segmentation of a sentence at random, and the same one for the same seed.
+"""Samples subwords: draws the segmentation of a sentence at random, and the same one for the same seed.
 
 Processes segment the corpus anew for each epoch while the epoch before trains. Lines are drawn in parts of
 `PART_LINES`, each from a generator seeded by (seed, epoch, side, part). So a run that resumes finds the same epochs,
@@ -25,8 +25,6 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from sentencepiece import sentencepiece_model_pb2
-
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.folders import scratch_folder, unlock
 from keras_transformer.core.machine import num_cores
@@ -37,7 +35,7 @@ from keras_transformer.text.tokenized import (
     join_side,
     write_meta,
 )
-from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer, parse_model
 
 # SentencePiece scores an unknown character this much below its worst piece.
 _UNKNOWN_PENALTY = 10.0
@@ -78,7 +76,7 @@ class SubwordSampler:
     """
 
     def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str = ""):
-        model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]
+        model = parse_model(tokenizer.model)
         pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type == piece.NORMAL]
         self._whole = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.USER_DEFINED}
         self._around_whole = re.compile("({})".format("|".join(map(re.escape, self._whole)) or "(?!)"))
@@ -117,11 +115,12 @@ class SubwordSampler:
         return ids[::-1]
 
     def _spelled(self, char: str) -> list[int]:
-        """The ids of a character without a piece: those of its bytes, if the vocabulary has bytes."""
+        """Returns the ids of a character without a piece: those of its bytes, if the vocabulary has bytes."""
         return [self._bytes[f"<0x{byte:02X}>"] for byte in char.encode()] if self._bytes else [UNKNOWN]
 
     def _lattice(self, word: str) -> list[_Arrivals]:
-        """For each place in the word the pieces that end there, weighted by all segmentations of what precedes them."""
+        """Finds for each place in the word the pieces that end there, weighted by all segmentations of what precedes
+        them."""
         lattice, log_sums = [_Arrivals([], [])], [0.0]
         for end in range(1, len(word) + 1):
             edges, log_weights = [], []
@@ -180,7 +179,7 @@ class SampledEpochs:
         weakref.finalize(self, _clear, self._folder, lock, self._processes)
 
     def corpus(self, epoch: int) -> TokenizedCorpus:
-        """The corpus of an epoch. Also starts the processes of the next epoch.
+        """Returns the corpus of an epoch, and starts the processes of the next one.
 
         Raises:
             JobError: a sampling process failed.
@@ -232,7 +231,8 @@ class SampledEpochs:
 
 
 def shares(num_parts: int) -> list[tuple[int, int]]:
-    """The parts of each process of a side, by the cores that there are: from one to another, this one not included."""
+    """Divides the parts of a side among processes, by the cores that there are: from one to another, this one not
+    included."""
     count = max(1, min(num_parts, num_cores() // (len(SIDES) * CORES_A_PROCESS)))
     return list(pairwise(num_parts * number // count for number in range(count + 1)))
 

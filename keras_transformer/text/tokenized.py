@@ -1,4 +1,4 @@
-"""A corpus as ids on disk, memory-mapped, so that it may be larger than memory."""
+"""Keeps a corpus as ids on disk, memory-mapped, so that it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ META = object_of({
 
 
 class TokenizedCorpus:
-    """Pairs of sentences as ids: source pieces + end, target pieces + end.
+    """Pairs of sentences as ids: source tokens + end, target tokens + end.
 
     `build` or `open` make it. `source_lengths` and `target_lengths` are (pairs,) int32 and count the end.
     """
@@ -108,7 +108,7 @@ class TokenizedCorpus:
     ) -> TokenizedCorpus:
         """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
-        Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
+        Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` tokens, or if one side
         is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source.
         `keep_text` also keeps the lines and the tokenizers, which subword sampling needs. `first_ids`, such as tags of
         languages, begin each source and each target; no length counts them here.
@@ -152,15 +152,15 @@ class TokenizedCorpus:
             raise RequestError(f"the tokenised corpus {folder} is damaged ({error}): delete it") from None
 
     def source_ids(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: source pieces + end of the pairs `rows`, padded."""
+        """Returns (num_rows, width) int32: source tokens + end of the pairs `rows`, padded."""
         return self._source.padded(rows, num_rows, width)
 
     def labels(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: target pieces + end of the pairs `rows`, padded."""
+        """Returns (num_rows, width) int32: target tokens + end of the pairs `rows`, padded."""
         return self._target.padded(rows, num_rows, width)
 
     def sources_among(self, rows: Iterable[list[int]], tags: Collection[int] = ()) -> int:
-        """How many of the rows of pieces are the whole source of a pair, but for the tags before both.
+        """Counts the rows of tokens that are the whole source of a pair, but for the tags before both.
 
         Args:
             rows: without an end.
@@ -184,7 +184,7 @@ class TokenizedCorpus:
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """The numbers (N,) in a file, memory-mapped.
+    """Maps the numbers (N,) in a file into memory.
 
     Raises:
         RequestError: it holds something else.
@@ -206,7 +206,7 @@ class _Side:
         return np.diff(self.offsets).astype(np.int32)
 
     def untagged(self, tags: Collection[int]) -> Iterator[bytes]:
-        """The bytes of each row behind the last of the tags in it."""
+        """Yields the bytes of each row behind the last of the tags in it."""
         starts, ends = self.offsets[:-1].copy(), self.offsets[1:]
         if tags:
             places = np.flatnonzero(np.isin(self.ids, list(tags)))
@@ -214,7 +214,7 @@ class _Side:
         return (self.ids[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
     def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: the given rows, then blank rows."""
+        """Returns (num_rows, width) int32: the given rows, then blank rows."""
         starts, lengths = np.zeros((2, num_rows, 1), np.int64)
         starts[: len(rows), 0] = self.offsets[rows]
         lengths[: len(rows), 0] = self.offsets[rows + 1] - self.offsets[rows]
@@ -243,7 +243,7 @@ class SideWriter:
             self._text = (folder / f"{side}.text").open("w", encoding="utf-8", newline="\n")
 
     def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
-        """Appends rows of piece ids and, where text is kept, the lines that they came from."""
+        """Appends rows of ids and, where text is kept, the lines that they came from."""
         rows = [[*self.first_ids, *row, END] for row in rows]
         offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())
@@ -295,7 +295,7 @@ def _keep(
     max_ratio: float,
     report: CleaningReport,
 ) -> list[bool]:
-    """Which pairs to keep; each of the others is counted once."""
+    """Tells which pairs to keep; each of the others is counted once."""
     lengths = np.array([list(map(len, source_rows)), list(map(len, target_rows))])  # (2, pairs)
     shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
     empty = shorter == 0

@@ -1,4 +1,4 @@
-"""Text to ids and back: a SentencePiece vocabulary with this project's four control ids."""
+"""Turns text into ids and back, by a SentencePiece vocabulary with this project's four control ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import sentencepiece
 
-from keras_transformer.core.errors import RequestError
+from keras_transformer.core.errors import RequestError, warn, warn_of_news
 from keras_transformer.core.files import write_whole
 from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode, without_rare_characters
@@ -26,6 +27,7 @@ SEPARATOR = END  # between a source and its target in one row: every vocabulary 
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
+NUM_SHOWN = 5
 SAME_SCORE = 1e-3  # two divisions of a text into pieces are as likely within this, in nats
 MODEL_TYPES = ("unigram", "bpe", "char")
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
@@ -82,13 +84,13 @@ class Tokenizer:
     @cached_property
     def model_type(self) -> str:
         """ "unigram", "bpe" or "char"."""
-        spec = self._specification().trainer_spec
+        spec = parse_model(self.model).trainer_spec
         return spec.ModelType.Name(spec.model_type).lower()
 
     @cached_property
     def has_denormalizer(self) -> bool:
         """Whether decoding rewrites the joined text by rules. Vocabularies that this project trains never do."""
-        return bool(self._specification().denormalizer_spec.precompiled_charsmap)
+        return bool(parse_model(self.model).denormalizer_spec.precompiled_charsmap)
 
     @cached_property
     def has_unused_pieces(self) -> bool:
@@ -98,7 +100,7 @@ class Tokenizer:
     @cached_property
     def alphabet(self) -> set[str]:
         """The characters that pieces spell, the space among them."""
-        pieces = self._specification().pieces
+        pieces = parse_model(self.model).pieces
         return {*"".join(one.piece for one in pieces if one.type == one.NORMAL).replace(SPACE, " "), " "}
 
     @cached_property
@@ -119,23 +121,18 @@ class Tokenizer:
     @cached_property
     def tags(self) -> dict[str, int]:
         """Words before a source that are one piece wherever they stand, such as `<2de>`, and their ids."""
-        pieces = enumerate(self._specification().pieces)
+        pieces = enumerate(parse_model(self.model).pieces)
         return {one.piece: id for id, one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK}
 
     def decoding_model(self) -> bytes:
-        """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
+        """Makes a model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
         if not self.has_unused_pieces:
             return self.model
-        specification = self._specification()
+        specification = parse_model(self.model)
         for piece in specification.pieces:
             if piece.type == piece.UNUSED:
                 piece.type = piece.NORMAL
         return specification.SerializeToString(deterministic=True)
-
-    def _specification(self) -> Any:
-        from sentencepiece import sentencepiece_model_pb2
-
-        return sentencepiece_model_pb2.ModelProto.FromString(self.model)  # type: ignore[attr-defined]
 
     @classmethod
     def train(
@@ -179,8 +176,8 @@ class Tokenizer:
         return trained if keeps_text else trained.normalized_by(normalization)
 
     def normalized_by(self, normalization: str) -> Tokenizer:
-        """The same pieces for text that is normalised as `normalization` says; see `train`."""
-        model = self._specification()
+        """Makes a vocabulary of the same pieces for text that is normalised as `normalization` says; see `train`."""
+        model = parse_model(self.model)
         normalizer = normalizer_of(normalization, None if self.has_bytes else self.alphabet)
         rules = type(model.normalizer_spec).FromString(normalizer.serialized_normalizer_spec())
         model.normalizer_spec.name = normalization if normalization in NORMALIZATIONS else rules.name
@@ -220,23 +217,24 @@ class Tokenizer:
         return self._processor.encode([plain(line) for line in strings_of(lines)], num_threads=num_threads)
 
     def encode_masked(self, line: str) -> list[int]:
-        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""
         return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that a model answers, of messages that have a role, such as "user", and a content each."""
+        """Returns the text that a model answers, of messages that have a role, such as "user", and a content each."""
         return self.chat_texts([messages])[0]
 
     def chat_texts(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-        """`chat_text` of each. Raises RequestError unless the model has a template for chats, and it takes these."""
+        """Returns `chat_text` of each. Raises RequestError unless the model has a template for chats, and it takes
+        these."""
         raise RequestError("expected a model with a template for chats; this one has none: give it the whole text")
 
     def normalize(self, line: str) -> str:
-        """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
+        """Returns the normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
         return self._processor.normalize(plain(string_of(line)))
 
     def unread(self, line: str) -> list[str]:
-        """The characters of a line that are read as unknown."""
+        """Returns the characters of a line that are read as unknown."""
         if self.alphabet.issuperset(line):
             return []
         unread = [char for char in self.normalize(line) if char not in self.alphabet and char != SPACE]
@@ -244,7 +242,7 @@ class Tokenizer:
         return unread if unread and UNKNOWN in self.encode([line])[0] else []
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids up to its end id, without pad and start. It is always one line."""
+        """Decodes each row of ids up to its end id, without pad and start, as one line."""
         texts = self._processor.decode([until_end(row) for row in ids])
         return [one_line(text).strip() for text in texts]
 
@@ -253,7 +251,7 @@ class Tokenizer:
         return self._processor.encode(valid_unicode(string_of(text).replace("\0", " ")))
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
+        """Decodes ids into a text with its line breaks and all of its spaces. Control ids add nothing."""
         return self._processor.decode([int(id) for id in ids if int(id) not in (PAD, START, END)])
 
     def is_ambiguous(self, text: str) -> bool:
@@ -265,24 +263,24 @@ class Tokenizer:
         return len(scores) > 1 and scores[0] - scores[1] < SAME_SCORE
 
     def divisions(self, text: str, most: int) -> list[list[int]]:
-        """The likeliest divisions of a text into pieces, in ids, the best first; none if the vocabulary has no
-        probabilities, as BPE has none.
-        """
+        """Returns the likeliest divisions of a text into pieces, in ids, the best first; none if the vocabulary has no
+        probabilities, as BPE has none."""
         if not string_of(text) or self.model_type != "unigram":
             return []
         return self._processor.nbest_encode_as_ids(text, nbest_size=most)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The spelling of each piece, with `▁` for a space, for pictures and alignments."""
+        """Returns the spelling of each piece, with `▁` for a space, for pictures and alignments."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
 
     def words(self) -> dict[str, int]:
-        """The words that are one piece, which begins with a space, and the ids of these pieces."""
+        """Returns the words that are one piece, which begins with a space, and the ids of these pieces."""
         pieces = self.pieces(range(self.vocabulary_size))
         return {piece[1:]: id for id, piece in enumerate(pieces) if re.fullmatch(f"{SPACE}[^{SPACE}]+", piece)}
 
     def surfaces(self) -> list[bytes]:
-        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its byte."""
+        """Returns the bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its
+        byte."""
         return [self._surface(id, piece) for id, piece in enumerate(self.pieces(range(self.vocabulary_size)))]
 
     def _surface(self, id: int, piece: str) -> bytes:
@@ -293,6 +291,59 @@ class Tokenizer:
         if self._processor.is_unknown(id):
             return self._processor.decode([id]).encode()
         return piece.replace(SPACE, " ").encode()
+
+
+class Unread:
+    """Counts characters without a piece, which a model reads as unknown, and the lines that hold some.
+
+    Whatever reads text counts here, and tells behind the last line.
+
+    Args:
+        tokenizer: what reads the lines.
+        lines: the first, or all.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, lines: Iterable[str] = ()):
+        self.tokenizer = tokenizer
+        self.num_lines = self.num_characters = 0
+        self.characters = dict[str, None]()  # in the order in which they came
+        self.look(lines)
+
+    def look(self, lines: Iterable[str]) -> None:
+        """Looks at further lines."""
+        for line in lines:
+            if unread := self.tokenizer.unread(line):
+                self.num_lines += 1
+                self.num_characters += len(unread)
+                self.characters.update(dict.fromkeys(unread))
+
+    def tell(self) -> int:
+        """Warns of the characters, if one is among them that this process has not told of; returns their number."""
+        shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
+        told = f"{self.num_lines} line(s) hold {self.num_characters} character(s) that the vocabulary cannot read"
+        mend = "a vocabulary with --byte-fallback reads everything"
+        warn_of_news(f"{told}, such as {shown}; {mend}", self.tokenizer, self.characters)
+        return self.num_characters
+
+
+def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
+    """Warns of sources, or of something else, that were too long."""
+    if num_cut:
+        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")
+
+
+def parse_model(model: bytes) -> Any:
+    """Parses a SentencePiece model: returns its `ModelProto`, a message of protobuf without types for Python.
+
+    Raises:
+        ValueError: the model is damaged.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return import_module("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(model)
+    except DecodeError as error:
+        raise ValueError("it is damaged or not a SentencePiece model") from error
 
 
 def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
@@ -312,7 +363,7 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def until_end(ids: Sequence[int]) -> list[int]:
-    """The ids up to the end id, without pad and start."""
+    """Returns the ids up to the end id, without pad and start."""
     kept: list[int] = []
     for id in map(int, ids):
         if id == END:

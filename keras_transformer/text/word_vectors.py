@@ -1,14 +1,15 @@
-"""Word vectors from files of word2vec and GloVe: every row is checked, and those that are asked for are kept."""
+"""Reads word vectors from files of word2vec and GloVe: checks every row, and keeps those that are asked for."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Row(NamedTuple):
 
 
 def read_word_vectors(path: str | os.PathLike[str], dim: int, words: Collection[str]) -> tuple[list[str], np.ndarray]:
-    """The vectors that a file has of some words.
+    """Reads the vectors that a file has of some words.
 
     The file is word2vec's, text or binary, or GloVe's, which has no first line of counts; each of them plain or .gz.
     Every row is checked, and the rows of other words are dropped as they come, so memory does not depend on the size of
@@ -88,7 +89,7 @@ def read_word_vectors(path: str | os.PathLike[str], dim: int, words: Collection[
 
 
 def check_word_vectors(path: str | os.PathLike[str], dim: int) -> Layout:
-    """How a file holds its vectors, from its beginning. No memory is taken for them.
+    """Reads how a file holds its vectors, from its beginning. No memory is taken for them.
 
     Raises:
         RequestError: the file cannot be read or is of another format, such as a pickle, its vectors do not have `dim`
@@ -148,8 +149,8 @@ def _check_that_it_fits(path: Path, layout: Layout, count: int) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
-    """The file, plain or .gz.
+def _reading(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Opens the file, plain or .gz.
 
     Raises:
         RequestError: it cannot be read.
@@ -161,8 +162,8 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
         raise unreadable(path, error, "a file of word vectors") from None
 
 
-def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
-    """The rows, which are as many as the first line says."""
+def _rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
+    """Yields the rows, which are as many as the first line says."""
     if layout.num_vectors is not None:
         file.readline(MAX_ROW_BYTES)
     count = 0
@@ -179,7 +180,7 @@ def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
         )
 
 
-def _text_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
+def _text_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
     for number in itertools.count(1 if layout.num_vectors is None else 2):
         line = file.readline(MAX_ROW_BYTES)
         if not line:
@@ -196,7 +197,8 @@ def _text_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
 
 
 def _divided(line: bytes, dim: int) -> tuple[bytes, bytes] | None:
-    """The word and the numbers of a line; None if it has not so many. Some of GloVe's words have spaces in them."""
+    """Returns the word and the numbers of a line; None if it has not so many. Some of GloVe's words have spaces in
+    them."""
     word, _, numbers = line.rstrip().partition(b" ")
     if numbers.count(b" ") == dim - 1:
         return word, numbers
@@ -215,7 +217,7 @@ def _are_numbers(parts: list[bytes]) -> bool:
 
 
 def _parsed(parts: list[bytes]) -> list[np.float32]:
-    """The numbers, as gensim reads them.
+    """Parses the numbers.
 
     Raises:
         ValueError: one is no number.
@@ -224,7 +226,7 @@ def _parsed(parts: list[bytes]) -> list[np.float32]:
         return [np.float32(part.decode("utf-8")) for part in parts]
 
 
-def _binary_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
+def _binary_rows(file: io.BufferedIOBase, layout: Layout, path: Path) -> Iterator[Row]:
     size, rest = 4 * layout.dim, b""
     for number in itertools.count(1):
         while (space := rest.find(b" ")) < 0 or len(rest) <= space + size:
@@ -243,7 +245,7 @@ def _binary_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
 
 
 def _numbers_of(rows: list[Row], layout: Layout, path: Path) -> np.ndarray:
-    """The numbers (N, D) float32 of rows."""
+    """Returns the numbers (N, D) float32 of rows."""
     vectors = np.zeros((len(rows), layout.dim), "float32")
     for vector, row in zip(vectors, rows, strict=True):
         try:

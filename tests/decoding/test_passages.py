@@ -14,8 +14,8 @@ from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.sentences import is_copied, padded
-from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText, may_have_ordinals
+from keras_transformer.text.sentences import padded
+from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText, is_copied, may_have_ordinals
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]

@@ -17,7 +17,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Translator, load
 from keras_transformer.text.bleu import quality
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.sentences import PIECES_PER_SENTENCE, batches_by_length
+from keras_transformer.text.sentences import TOKENS_PER_SENTENCE, batches_by_length
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.sacrebleu_command import REFERENCES, TRANSLATIONS
 
@@ -193,7 +193,7 @@ def test_batches_hold_every_place_once_and_keep_within_their_room():
     assert sorted(place for batch in batches for place in batch) == list(range(200))
     for batch in batches:
         longest = max(lengths[place] for place in batch)
-        assert len(batch) <= 8 and (len(batch) == 1 or len(batch) * longest <= 8 * PIECES_PER_SENTENCE)
+        assert len(batch) <= 8 and (len(batch) == 1 or len(batch) * longest <= 8 * TOKENS_PER_SENTENCE)
     assert list(batches_by_length([1, 64, 64], 2)) == [[1, 2], [0]], "the longest first, as many as there is room for"
 
 

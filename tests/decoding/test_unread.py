@@ -1,7 +1,6 @@
 """Characters that a vocabulary cannot read are counted and told of."""
 
-from keras_transformer.text.sentences import Unread
-from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.tokenizer import Tokenizer, Unread
 from tests.tiny_text import lines
 
 READ = ["two words", "\u2060\u200b", "one\u00a0two", "cafe\u0301", "ﬁve", "one\ttwo\x01\0\n", "▁ two", "\udce9"]

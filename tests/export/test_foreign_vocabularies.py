@@ -16,9 +16,9 @@ from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.onnx.text_graph import tokenized
 from export.saved_model import of_words, pieces_in
 from keras_transformer.__main__ import main
+from keras_transformer.checking.certificate_texts import ODD_TEXTS, valid
 from keras_transformer.checking.signatures import ONE_LINE
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
-from keras_transformer.text.sentences import ODD_TEXTS, valid
 from keras_transformer.text.tokenizer import PAD
 from tests.importing.text_models import LINES, SPECIAL, byte_bpe, word_piece
 from tests.importing.theirs import SIZE, WORDS, change, write

@@ -22,9 +22,9 @@ from export.certificate.judgement import Judgement, judge
 from export.certificate.runner import Result
 from export.certificate.searches import ExpectedSearch, is_whole
 from keras_transformer.checking.answers import Known
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.checking.probes import MOST_PIECES
 from keras_transformer.runs.export_folder import BOUNDS
-from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 

@@ -10,8 +10,8 @@ import pytest
 from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
 from export.certificate.comparison import expected_of
 from export.certificate.judgement import judge
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.runs.export_folder import BOUNDS
-from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.test_forms import HISTORIES, LABELS, PROMPTS, classifier_of, generator_of, recommender_of
 from tests.tiny_text import lines

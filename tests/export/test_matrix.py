@@ -20,13 +20,13 @@ from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts
 from export.hub_forms import FORMAT
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.checking.signatures import Searching, Signature
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import import_huggingface
 from keras_transformer.models import Transformer
 from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.sessions import keep_threads, sums_overflow
 from tests.layer_check import randomize

@@ -23,13 +23,13 @@ from export.certificate import artefacts_in, certify, comparison, execution, run
 from export.certificate.comparison import KeptCertificate
 from export.certificate.execution import Execution
 from export.exporting import write_artefacts
+from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.sentences import Texts
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, parse_model
 from tests.export import test_forms as forms
 from tests.export.sessions import keep_threads
 from tests.tiny_text import lines
@@ -197,7 +197,7 @@ def twin(factor: float = 1.0, suffix: str = "kernel_in", **config: Any) -> Calla
 
 def other_pieces(tokenizer: Tokenizer) -> Tokenizer:
     """A vocabulary in which some words have each other's places."""
-    spec = tokenizer._specification()
+    spec = parse_model(tokenizer.model)
     for one, other in zip(spec.pieces[8:16:2], spec.pieces[9:16:2], strict=True):
         one.piece, other.piece = other.piece, one.piece
     return Tokenizer(spec.SerializeToString())

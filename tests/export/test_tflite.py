@@ -13,12 +13,13 @@ from export import tflite, tflite_converter
 from export.artefacts import Artefact, Decoding, TrainedRun, open_run
 from export.certificate.rules import known_difference
 from export.tflite import export_tflite
+from keras_transformer.checking.certificate_texts import ODD_TEXTS, Texts
 from keras_transformer.core.errors import JobError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.sentences import ODD_TEXTS, Texts, padded
+from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
 from tests.tiny_text import lines

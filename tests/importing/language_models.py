@@ -1,8 +1,8 @@
 """Small random models of transformers for many languages, with vocabularies trained on a few lines."""
 
-import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import sentencepiece
 
 from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START
-from tests.importing.theirs import SIDES
+from tests.importing.theirs import SIDES, sentencepiece_of
 from tests.tiny_text import lines
 
 TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
@@ -24,13 +24,7 @@ T5: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pieces(size: int, **options: Any) -> bytes:
-    """A SentencePiece model."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(TEXT), model_writer=model, vocab_size=size, minloglevel=2, **options
-    )
-    return model.getvalue()
+pieces = partial(sentencepiece_of, TEXT)
 
 
 def saved(folder: Path, model: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import keras_transformer
 from keras_transformer.core.errors import RequestError
@@ -243,9 +244,9 @@ def test_two_files_of_a_tokenizer_say_the_same_or_are_refused(kind, tmp_path):
     assert 0 < num_refused < len(said)
 
 
-@pytest.mark.parametrize("dtype", ["F64", "F16", "BF16"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", bfloat16])
 def test_types_of_numbers(dtype, tmp_path):
     arrays = tensors_of(write("gpt2", tmp_path))
     (tmp_path / "model.safetensors").write_bytes(safetensors(arrays, dtype))
     for name, array in tensors_of(tmp_path).items():
-        np.testing.assert_allclose(array, arrays[name], rtol=0 if dtype == "F64" else 0.01)
+        np.testing.assert_allclose(array, arrays[name], rtol=0 if dtype == "float64" else 0.01)

@@ -14,7 +14,7 @@ import keras_transformer
 from keras_transformer.__main__ import main, make_parser
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.importing.pieces import is_tag
+from keras_transformer.importing.sentencepiece_rewrite import is_tag
 from keras_transformer.importing.weights import variable_at
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.runs.run_folder import RunFolder, read_config, save_model, twin_of

@@ -3,7 +3,6 @@
 Their weights are random, and their folders are those that transformers 5 writes.
 """
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -13,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import sentencepiece
 from num2words import num2words
 
 import keras_transformer
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.text.tokenizer import END
 from tests.importing.language_models import greedy, logits_agree, tokenizer_of_m2m
+from tests.importing.theirs import TAGS, pieces_of, sentencepiece_of
 
 pytestmark = [pytest.mark.parity, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +33,6 @@ FACTORS: dict[str, dict[str, float]] = {
     "marian": {"self_attn.out": 0.4, "fc2": 0.4, "encoder_attn.out": 0.6, "encoder_attn.q": 4},
     "": {"encoder_attn.out": 2, "encoder_attn.q": 4, "EncDecAttention.o": 4, ".q.": 0.125, "relative": 5},
 }
-TAGS = [">>deu<<", ">>fra<<"]
 
 
 class Folder(NamedTuple):
@@ -91,18 +89,10 @@ def numbers_in_words() -> Iterator[str]:
 def piece_model(seed: int, **options: Any) -> bytes:
     """A SentencePiece model of nine in ten of the lines, and of all their characters: theirs gives a character that the
     source's model alone lacks the target's id."""
-    model, draw = io.BytesIO(), np.random.default_rng(seed)
+    draw = np.random.default_rng(seed)
+    text = (line for line in lines() if draw.random() < 0.9)
     characters = "".join(sorted({*"".join(lines())} - {" "}))
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=(line for line in lines() if draw.random() < 0.9), model_writer=model, vocab_size=NUM_PIECES,
-        minloglevel=2, required_chars=characters, **options,
-    )  # fmt: skip
-    return model.getvalue()
-
-
-def pieces_of(model: bytes) -> list[str]:
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return [processor.id_to_piece(id) for id in range(3, processor.vocab_size())]
+    return sentencepiece_of(text, NUM_PIECES, required_chars=characters, **options)
 
 
 def saved(folder: Path, model: Any, end: int, **form: Any) -> Any:

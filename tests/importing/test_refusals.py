@@ -10,7 +10,13 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT, ModelFolder
+from keras_transformer.importing.folder import (
+    HARMLESS_OPTIONS,
+    NEUTRAL_SEARCH,
+    READ_SEARCH,
+    SEARCH_WITHOUT_EFFECT,
+    ModelFolder,
+)
 from keras_transformer.importing.huggingface import ADAPTER, HARMLESS, SMALL_FILES, WEIGHTS, read_huggingface
 from tests.importing.theirs import KINDS, change, safetensors, tensors_of, unpack, write
 
@@ -84,7 +90,9 @@ def test_an_option(kind, tmp_path):
 
 GENERATION, PIXELS, PROMPTS = "generation_config.json", "preprocessor_config.json", "config_sentence_transformers.json"
 # Values of all options of a search that change what a generator writes.
-LACKING = {name: {None: [[3]], False: True}.get(value, 3) for name, value in NEUTRAL_SEARCH.items()}
+LACKING: dict[str, Any] = {
+    name: [[3]] if value is None else True if value == 0 else 3 for name, value in NEUTRAL_SEARCH.items()
+}
 LACKING |= {"do_sample": None, "bad_words_ids": [[3]]}
 
 
@@ -104,11 +112,11 @@ def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
     change(folder, "config.json", **{f"a{number}\n": number for number in range(30)})
     read_huggingface(folder)
     assert capsys.readouterr().err.count("\n") == 2
-    acting: dict[str, Any] = {
+    risky: dict[str, Any] = {
         "sliding_window": 4096, "attention_multiplier": 0.5, "logit_scale": 2, "final_logit_softcapping": 30.0,
         "residual_multiplier": 0.2, "hidden_size": 8, "num_experts": 8, "use_parallel_residual": True, "quantized": {},
     }  # fmt: skip
-    for name, value in acting.items():
+    for name, value in risky.items():
         write("marian", tmp_path, **{name: value})
         with pytest.raises(RequestError, match=f"'{name}': expected only options that this importer knows"):
             read_huggingface(folder)
@@ -124,7 +132,7 @@ def test_every_option_that_transformers_has_is_known(kind, tmp_path, capsys):
     change(folder, "config.json", **every)
     assert read_huggingface(folder).config == expected
     assert "ignored" not in capsys.readouterr().err
-    known = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, *INERT}
+    known = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, *HARMLESS_OPTIONS}
     known |= {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
     assert {*transformers.GenerationConfig().to_dict()} <= known
 
@@ -331,6 +339,19 @@ def test_a_tensor(tmp_path):
         (tmp_path / kind / "model.safetensors").write_bytes(safetensors(arrays))
         with pytest.raises(RequestError, match=message):
             read_huggingface(tmp_path / kind)
+
+
+def test_a_file_of_tensors_that_is_damaged_or_huge_or_of_other_numbers(tmp_path):
+    path = write("gpt2", tmp_path) / "model.safetensors"
+    whole, header = path.read_bytes(), b'{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
+    for content, message in (
+        (b"", "header too small"), (whole[:-4], "not fully covered"), (whole + b"more", "not fully covered"),
+        ((2**24 + 1).to_bytes(8, "little") + b"{" * 2**25, "a header of at most 16,777,216 bytes; it says 16,777,217"),
+        (len(header).to_bytes(8, "little") + header + b"1", "'a' has numbers of the type F8_E4M3"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(RequestError, match=f"model.safetensors is damaged or not a file of weights: .*{message}"):
+            read_huggingface(tmp_path)
 
 
 OLD_SIDES: dict[str, Any] = {

@@ -7,12 +7,14 @@ import io
 import json
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sentencepiece
+from safetensors.numpy import save
 
 from keras_transformer.importing.tensors import open_safetensors
 from tests.tiny_text import lines
@@ -118,13 +120,18 @@ STARTS = {
 OTHER_STARTS = {"marian-start": 4, "bart-start": 57, "t5-start": 2}
 
 
-def piece_model(seed: int, size: int, **ids: Any) -> bytes:
-    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
+def sentencepiece_of(text: Iterable[str], size: int, **options: Any) -> bytes:
+    """A SentencePiece model that is trained on a text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(lines(seed)), model_writer=model, vocab_size=size, minloglevel=2, **ids
+        sentence_iterator=iter(text), model_writer=model, vocab_size=size, minloglevel=2, **options
     )
     return model.getvalue()
+
+
+def piece_model(seed: int, size: int, **ids: Any) -> bytes:
+    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
+    return sentencepiece_of(lines(seed), size, **ids)
 
 
 def pieces_of(model: bytes) -> list[str]:
@@ -381,19 +388,9 @@ def tensors_of(folder: Path) -> Arrays:
     return {name: file.read(name) for name in file.places}
 
 
-def safetensors(arrays: Arrays, dtype: str = "F32") -> bytes:
-    """Arrays in safetensors' format, written by hand."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset, contents = 0, []
-    for name, array in arrays.items():
-        if dtype == "BF16":  # the upper half of each number
-            array = (np.ascontiguousarray(array).view("uint32") >> 16).astype("uint16")
-        contents.append((array if dtype == "BF16" else array.astype(f"float{dtype[1:]}")).tobytes())
-        offsets = [offset, offset + len(contents[-1])]
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
-        offset = offsets[1]
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(contents)
+def safetensors(arrays: Arrays, dtype: Any = "float32") -> bytes:
+    """Arrays in safetensors' format."""
+    return save({name: np.asarray(array, dtype, order="C") for name, array in arrays.items()}, {"format": "pt"})
 
 
 def split(folder: Path, count: int = 3) -> Path:

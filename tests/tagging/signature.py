@@ -6,10 +6,10 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Ranking, Seen
+from keras_transformer.checking.certificate_texts import valid
 from keras_transformer.models.classifiers import mean_state
 from keras_transformer.tasks.classification.signature import encoded
 from keras_transformer.tasks.masked_tokens.signature import Filling
-from keras_transformer.text.sentences import valid
 from tests.tagging.training import FIRST_TAG
 
 

@@ -1,7 +1,6 @@
 """Vocabularies: training, files, and text that comes back, whatever it spells."""
 
 import copy
-import io
 import pickle
 import random
 import re
@@ -10,7 +9,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +16,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.text import tokenizer as module
 from keras_transformer.text.lines import plain
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK, PAD, START, UNKNOWN, Tokenizer
+from tests.importing.theirs import sentencepiece_of
 from tests.tiny_text import lines as tiny_lines
 
 NEVER_IN_TEXT = {PAD, START, END}
@@ -36,7 +35,7 @@ def test_same_lines_give_the_same_bytes_and_of_a_long_stream_lines_are_drawn_by_
 
 def test_what_a_vocabulary_is_is_read_once(tokenizer, monkeypatch) -> None:
     one, names = Tokenizer(tokenizer.model), ("model_type", "has_denormalizer", "alphabet", "tags")
-    monkeypatch.setattr(Tokenizer, "_specification", parse := Mock(side_effect=tokenizer._specification))
+    monkeypatch.setattr(module, "parse_model", parse := Mock(side_effect=module.parse_model))
     monkeypatch.setattr(one, "_processor", processor := Mock(wraps=one._processor))
     asked = [{name: getattr(one, name) for name in (*names, "has_bytes", "has_unused_pieces")} for _ in range(3)]
     assert [one.is_ambiguous("two dogs") for _ in range(3)] == [False] * 3
@@ -140,10 +139,7 @@ def test_what_no_vocabulary_can_be_trained_of_is_refused(lines) -> None:
 
 def trained_elsewhere(lines: list[str], **options) -> bytes:
     """By SentencePiece alone, with our control ids unless others are given."""
-    ids = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "vocab_size": 150, "minloglevel": 2, **options}
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(sentence_iterator=iter(lines), model_writer=model, **ids)
-    return model.getvalue()
+    return sentencepiece_of(lines, 150, **{"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, **options})
 
 
 OTHER_CONTROL_IDS: list[dict[str, Any]] = [

@@ -20,8 +20,8 @@ from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.batches import with_ends
 from keras_transformer.text.lines import strings_of
-from keras_transformer.text.sentences import Ids, Unread, padded, warn_of_cuts
-from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
+from keras_transformer.text.sentences import Ids, padded
+from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer, Unread, warn_of_cuts
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported

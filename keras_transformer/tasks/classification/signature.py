@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Seen, ranking_of
+from keras_transformer.checking.certificate_texts import valid
 from keras_transformer.checking.signatures import (
     TEXT,
     VECTOR,
@@ -23,7 +24,6 @@ from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
-from keras_transformer.text.sentences import valid
 
 
 class Reading(Signature):

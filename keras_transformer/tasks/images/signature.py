@@ -13,13 +13,13 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Seen, ranking_of
+from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts
 from keras_transformer.checking.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import DAMAGED
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
-from keras_transformer.text.sentences import QUICK_TEXTS, Texts
 
 MAX_NUMBERS = 5_000_000  # in the images that an artefact is certified on
 

@@ -113,7 +113,7 @@ def score_text(arguments: argparse.Namespace) -> None:
     Raises:
         RequestError: the text is empty, or the model answers texts.
     """
-    from keras_transformer.text.sentences import Unread  # imports NumPy
+    from keras_transformer.text.tokenizer import Unread
 
     lines = list(read_lines(arguments.text))
     if not lines:

@@ -26,8 +26,8 @@ from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import GREEDY, SearchOptions, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
-from keras_transformer.text.sentences import Ids, Unread, padded
-from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, Tokenizer
+from keras_transformer.text.sentences import Ids, padded
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, Tokenizer, Unread
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported

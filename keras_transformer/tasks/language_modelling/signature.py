@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.certificate_texts import valid
 from keras_transformer.checking.signatures import (
     IDS,
     ONE_LINE,
@@ -29,7 +30,6 @@ from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.text.sentences import valid
 from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
 SEARCHED_AT_ONCE = 32

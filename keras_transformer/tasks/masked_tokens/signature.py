@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_transformer.checking.answers import Ranking, Seen
+from keras_transformer.checking.certificate_texts import valid
 from keras_transformer.checking.signatures import NUM_FILLS, VECTOR, Detokenize, Output, Outputs, between_ends
 from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.ops import Tensor
 from keras_transformer.tasks.classification.signature import Reading, encoded
-from keras_transformer.text.sentences import valid
 
 NUM_KNOWN = 4 * NUM_FILLS  # pieces of each place whose probabilities are kept
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Ranking, Seen
+from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts
 from keras_transformer.checking.signatures import NUM_ITEMS, VECTOR, Output, Outputs, Signature, known, moved
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention_ops import HIDDEN
@@ -17,7 +18,6 @@ from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
-from keras_transformer.text.sentences import QUICK_TEXTS, Texts
 from keras_transformer.text.tokenizer import PAD, START
 
 if TYPE_CHECKING:

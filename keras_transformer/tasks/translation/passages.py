@@ -16,17 +16,17 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank, plain
-from keras_transformer.text.sentences import (
-    Ids,
-    Sentence,
-    Unread,
-    batches_by_length,
+from keras_transformer.text.sentences import Ids, Sentence, batches_by_length
+from keras_transformer.text.splitting import (
+    LearnedText,
+    divided,
     has_words,
     is_copied,
-    warn_of_cuts,
+    joined,
+    may_have_ordinals,
+    sentences_in,
 )
-from keras_transformer.text.splitting import LearnedText, divided, joined, may_have_ordinals, sentences_in
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, Unread, warn_of_cuts
 
 # Indentation, and the mark of a list's item; a number with a full stop is one, or an ordinal.
 _ITEM = r"[-*+•‣◦·–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\)"

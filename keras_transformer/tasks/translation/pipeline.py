@@ -33,9 +33,9 @@ from keras_transformer.tasks.translation.passages import Layout, Passages, trans
 from keras_transformer.tasks.translation.saving import write_translator
 from keras_transformer.text.bleu import checked_tokenizer, quality
 from keras_transformer.text.lines import is_blank, string_of, strings_of
-from keras_transformer.text.sentences import Ids, Sentence, Unread, warn_of_cuts, with_prefixes
+from keras_transformer.text.sentences import Ids, Sentence, with_prefixes
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.text.tokenizer import END, Tokenizer
+from keras_transformer.text.tokenizer import END, Tokenizer, Unread, warn_of_cuts
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.checking.certificate_texts import valid
 from keras_transformer.checking.signatures import (
     BLANK,
     IDS,
@@ -30,7 +31,6 @@ from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
-from keras_transformer.text.sentences import valid
 from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:
