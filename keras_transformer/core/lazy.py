@@ -34,8 +34,8 @@ else:
 
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = (), without_keras: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns the functions `__getattr__` and `__dir__` of a package, and its `__all__`.
 
     Beside this call, list the names under `if TYPE_CHECKING:` with their imports, for editors and type checkers.
 
@@ -58,17 +58,17 @@ def lazy_names(
     def known() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, known
+    return get, known, sorted(homes.keys() - modules)
 
 
 def on_tensorflow() -> bool:
     """Whether Keras computes with TensorFlow."""
     import keras
 
-    return keras.config.backend() == "tensorflow"
+    return bool(keras.config.backend() == "tensorflow")
 
 
-def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
+def computed_after(tensors: Sequence[Any]) -> AbstractContextManager[None]:
     """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
     return tf.control_dependencies(tensors) if on_tensorflow() else nullcontext()
 
