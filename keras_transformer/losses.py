@@ -48,7 +48,7 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
     labels = ops.reshape(labels, (-1,))
 
     @ops.custom_gradient
-    def loss(logits: Tensor) -> tuple[Tensor, Any]:
+    def loss(logits: Tensor) -> tuple[Tensor, Callable]:
         in_float32 = keras.backend.standardize_dtype(logits.dtype) == "float32"
         # Before the chunks: gathering costs no memory, and in each chunk it would cost many nodes of the graph.
         true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
@@ -152,7 +152,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         label_smoothing: float = 0.1,
         name: str = "smoothed_cross_entropy",
         reduction: str | None = WEIGHTED_MEAN,
-        **kwargs: object,
+        **kwargs: Any,
     ):
         super().__init__(name, reduction, **kwargs)
         if not 0 <= label_smoothing < 1:

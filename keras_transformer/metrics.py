@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keras_transformer.core.errors import load_tensorflow
@@ -26,7 +24,7 @@ MISSED = 2**31 - 1  # the rank of a target that is no item: beyond every k, howe
 class _TokenMean(keras.metrics.Mean):
     """The mean over all real labels, (B, T) padded with 0 or (B,), by the weights given."""
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         labels, y_pred = as_labels(y_true, y_pred), ops.convert_to_tensor(y_pred)
         weights = ops.cast(real_labels(labels), "float32")
         if sample_weight is not None:

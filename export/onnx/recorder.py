@@ -16,8 +16,8 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.models.transformer import members_of
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 
 from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo

@@ -17,7 +17,7 @@ import onnx
 from onnx import helper
 
 from keras_transformer import ops
-from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 
 from ..artefacts import Decoding, TrainedRun

@@ -1,4 +1,4 @@
-"""Imports what takes seconds when it is first used: TensorFlow, and the modules behind the names of a package."""
+"""Imports slow modules when they are first used: TensorFlow, and those behind the names of a package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_transformer.core.errors import load_tensorflow
 
 
 class LazyModule:
-    """A module that is imported when one of its names is first asked for.
+    """Imports a module when one of its names is first asked for.
 
     Args:
         name: such as "tensorflow".
@@ -69,7 +69,7 @@ def on_tensorflow() -> bool:
 
 
 def computed_after(tensors: Sequence[Any]) -> AbstractContextManager[None]:
-    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
+    """Makes TensorFlow compute `tensors` before what is within. JAX and PyTorch order their operations themselves."""
     return tf.control_dependencies(tensors) if on_tensorflow() else nullcontext()
 
 
@@ -78,7 +78,7 @@ _fused = ContextVar("fused", default=False)
 
 @contextmanager
 def fused() -> Iterator[None]:
-    """Within it TensorFlow traces what XLA compiles."""
+    """Marks what TensorFlow traces within as compiled by XLA."""
     token = _fused.set(True)
     try:
         yield

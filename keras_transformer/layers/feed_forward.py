@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.layer import Layer, glorot, make_part
+from keras_transformer.layers.layer import Layer, LayerArguments, glorot, make_part
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.options import PartConfig
 
 
 class Activation(Layer):
     """The base of activations: a function of each number, without weights: (...) → (...)."""
 
-    def __init__(self, **kwargs: object):
+    def __init__(self, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.built = True
@@ -70,10 +71,10 @@ class _Network(Layer):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
-        inner_norm: str | Config | None = None,
+        activation: PartConfig = "relu",
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(intermediate_dim=intermediate_dim)
@@ -166,11 +167,11 @@ class GatedFeedForward(FeedForward):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
-        inner_norm: str | Config | None = None,
+        activation: PartConfig = "relu",
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
         use_bias: bool = False,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
         self.use_bias = self._has_biases = use_bias
@@ -229,14 +230,14 @@ class Experts(_Network):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
+        activation: PartConfig = "relu",
         num_experts: int = 8,
         top_k: int = 2,
         gated: bool = False,
         alpha: float = 0.01,
-        inner_norm: str | Config | None = None,
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
         require_positive(num_experts=num_experts, top_k=top_k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention_ops import HIDDEN, cached_positions
-from keras_transformer.layers.layer import Layer, glorot
+from keras_transformer.layers.layer import Layer, LayerArguments, glorot
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
 
@@ -108,7 +109,7 @@ class Location(Score):
 
     compares_keys = False
 
-    def __init__(self, max_length: int = 1024, **kwargs: object):
+    def __init__(self, max_length: int = 1024, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(max_length=max_length)
         self.max_length = max_length
@@ -158,7 +159,7 @@ class AlibiPositions(Positions):
 
     bias_is_relative = True
 
-    def __init__(self, num_heads: int, **kwargs: object):
+    def __init__(self, num_heads: int, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads)
         self.num_heads = num_heads
@@ -191,7 +192,12 @@ class BucketPositions(Positions):
     bias_is_relative = True
 
     def __init__(
-        self, num_heads: int, hidden_dim: int, num_buckets: int = 32, max_distance: int = 128, **kwargs: object
+        self,
+        num_heads: int,
+        hidden_dim: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, hidden_dim=hidden_dim)

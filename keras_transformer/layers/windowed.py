@@ -1,8 +1,8 @@
-"""Attention to a window around each position, and attention within blocks."""
+"""Computes attention to a window around each position, and attention within blocks."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import keras
 
@@ -10,8 +10,10 @@ from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
+    Cache,
     KeysValues,
     PositionTerms,
+    Size,
     cache_mask,
     empty_cache,
     extended,
@@ -22,6 +24,7 @@ from keras_transformer.layers.attention_ops import (
     ring_positions,
     shorter,
 )
+from keras_transformer.layers.layer import LayerArguments, Shape
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
 
@@ -32,10 +35,10 @@ class Blocks(NamedTuple):
     Numbers, or scalars of a graph that knows the length when it runs.
     """
 
-    number: int | Tensor
-    size: int | Tensor  # r, queries
-    num_before: int | Tensor  # keys before the first query
-    num_keys: int | Tensor
+    number: Size
+    size: Size  # r, queries
+    num_before: Size  # keys before the first query
+    num_keys: Size
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """The positions of the queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
@@ -83,12 +86,8 @@ class WindowedAttention(MultiHeadAttention):
         self.is_causal = is_causal
         self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
 
-    def with_scores(self, query: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        output, scores = super().with_scores(query, *others, **named)
-        return output, self._spread(scores, ops.shape(query)[1])
-
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
-        """The bias of the queries and keys of blocks, see `SelfAttention.bias_of`.
+        """Returns the bias of the queries and keys of blocks, see `SelfAttention.bias_of`.
 
         Returns:
             (N, r, 2r), the same for all blocks, if the bias depends on the distance alone; (blocks, N, r, 2r), taken
@@ -103,11 +102,11 @@ class WindowedAttention(MultiHeadAttention):
             return None
         return ops.swapaxes(_band(whole, *blocks.positions()), 0, 1)
 
-    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
+    def init_cache(self, batch_size: Size, num_beams: int, max_length: Size) -> Cache:
+        """Returns the empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
         return super().init_cache(batch_size, num_beams, shorter(self.width, max_length))
 
-    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
         if is_prefill(index):
             return key_positions(cache.keys, index)
         return ring_positions(cache.keys, self.width, index)
@@ -140,15 +139,15 @@ class WindowedAttention(MultiHeadAttention):
         x = ops.reshape(x, (ops.shape(x)[0], blocks.number * blocks.size, x.shape[-1]))
         return x[:, :length], scores
 
-    def _blocks(self, length: int | Tensor) -> Blocks:
-        """How a sequence is cut."""
+    def _blocks(self, length: Size) -> Blocks:
+        """Returns how a sequence is cut."""
         size = shorter(self.width, max(length, 1) if isinstance(length, int) else ops.maximum(length, 1))
         count = (length + (size - 1)) // size
         if not isinstance(count, int):  # OpenVINO bounds it before it knows the length, and would find less than 0
             count = ops.maximum(count, 0)
         return Blocks(count, size, shorter(self.num_before, size - 1), self.sizes_of_keys * size)
 
-    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
+    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: Size) -> Tensor:
         """Whether the key exists and lies in the query's window."""
         exists = ops.logical_and(keys_at >= 0, keys_at < length)
         place = keys_at - queries_at + self.num_before  # in the window, from 0
@@ -159,8 +158,9 @@ class WindowedAttention(MultiHeadAttention):
         x = blocks_of(x, blocks.num_before, blocks.number + 1, blocks.size)
         return ops.concatenate([x[:, :-1], x[:, 1:]], axis=-2)
 
-    def _spread(self, scores: Tensor, length: int | Tensor) -> Tensor:
-        """(B, blocks, N, r, 2r) → (B, N, S, S), with 0 outside of the windows."""
+    def _scores_of_pairs(self, scores: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Scores (B, blocks, N, r, 2r) of blocks → (B, N, S, S), with 0 outside of the windows."""
+        length = ops.shape(inputs.query)[1]
         _, size, num_before, num_keys = self._blocks(length)
         rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
         rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, num_keys))[:, :, :length]
@@ -171,12 +171,12 @@ class WindowedAttention(MultiHeadAttention):
         places = ops.broadcast_to(ops.clip(places, 0, num_keys - 1), (*ops.shape(rows)[:3], length))
         return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
 
-    def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
+    def compute_output_shape(self, query_shape: Shape, memory_shape: Shape, *others: Any, **named: Any) -> Shape:
         require_one_length(query_shape, memory_shape)
-        return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
+        return super().compute_output_shape(query_shape, memory_shape, *others, **named)
 
 
-def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: int | Tensor) -> Tensor:
+def blocks_of(x: Tensor, num_before: Size, count: Size, size: Size) -> Tensor:
     """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
     if x.shape[1] == 1:  # see `split_heads`
@@ -186,7 +186,7 @@ def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: in
 
 
 def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
-    """What stands in (A, S, S), or in what broadcasts to it, at some queries and keys: (A, blocks, r, 2r).
+    """Takes from (A, S, S), or from what broadcasts to it, what some queries and keys have: (A, blocks, r, 2r).
 
     Positions that do not exist get the number of the nearest that does.
     """
@@ -206,7 +206,7 @@ def _require_bias_of_blocks(shared: PositionTerms | None, blocks: Blocks) -> Non
         )
 
 
-def require_one_length(query: tuple, memory: tuple) -> None:
+def require_one_length(query: Shape, memory: Shape) -> None:
     """Raises ValueError if it is not self-attention."""
     if len(query) == len(memory) == 3 and None not in (query[1], memory[1]) and query[1] != memory[1]:
         raise ValueError(
@@ -244,11 +244,13 @@ class LocalAttention(WindowedAttention):
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
 
-    def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: object):
+    def __init__(
+        self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Unpack[LayerArguments]
+    ):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
 
-    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
         return ops.add(index - ops.mod(index, self.width), ops.arange(ops.shape(cache.keys)[-2]))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
@@ -257,7 +259,7 @@ class LocalAttention(WindowedAttention):
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor:
         return ops.plain(cache_mask)(positions, index)
 
-    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
+    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: Size) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)
 
     def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from keras_transformer import ops
 from keras_transformer.layers.attention_ops import PositionTerms, keys_mask, padding_mask
+from keras_transformer.layers.layer import DType
 from keras_transformer.layers.positions import Positions, TokenEmbedding
-from keras_transformer.layers.stack import Stack
-from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
+from keras_transformer.layers.stack import Stack, StackCache
+from keras_transformer.models.base import FamilyModel, Layers, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
 from keras_transformer.search.logits import as_one
 from keras_transformer.spec.options import Config
@@ -46,30 +49,30 @@ class StackModel(FamilyModel):
         self.built = True
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
-        """The layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
+        """Makes the layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
         raise NotImplementedError
 
     @as_layer
     def states(self, inputs: Tensor, training: bool = False) -> Tensor:
-        """What the model takes, such as ids (B, T) → states (B, T, D), after all blocks."""
+        """Computes the states (B, T, D) after all blocks, of what the model takes, such as ids (B, T)."""
         x, attention_mask, shared = self._stack_inputs(inputs, training)
         return self.stack(x, attention_mask, shared=shared, training=training)
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
+        """Computes the attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
         x, attention_mask, shared = self._stack_inputs(*self.taken(inputs))
         return self.stack.with_scores(x, attention_mask, shared=shared)[1]["self"]
 
     def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, PositionTerms]:
-        """What the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
+        """Returns what the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
         x = self._vectors(inputs)
         positions = ops.arange(ops.shape(x)[1])
         x = self.embedding_dropout(self._placed(x, positions), training=training)
         return x, self._attention_mask(inputs), self.stack.position_terms(self.positions, positions)
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The vectors with their positions, and normed if the model has a norm there."""
+        """Adds positions to vectors, and norms them if the model has a norm there."""
         x = self.positions.embed(x, positions)
         return x if self.norm is None else self.norm(x)
 
@@ -101,7 +104,7 @@ class TokenModel(StackModel):
     embedding: TokenEmbedding
     output_embedding: TokenEmbedding
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
         super().__init__({"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments})
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
@@ -115,7 +118,7 @@ class TokenModel(StackModel):
         return self.output_embedding.logits(self.states(self.taken(inputs)[0], training=training))
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
         return make_layers_of_one_stack(config, dtype, cls.is_decoder)
 
     def _build_vectors(self) -> None:
@@ -160,12 +163,12 @@ class LanguageModel(TokenModel):
 
     is_decoder = True
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
         super().__init__(vocabulary_size, context_length, **arguments)
         self.end_ids: int | list[int] = self._config["end_ids"]
 
-    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> Config:
-        """The cache of `step` at position 0.
+    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> StackCache:
+        """Returns the cache of `step` at position 0.
 
         Args:
             ids: (B, ...), of the batch to decode.
@@ -183,7 +186,7 @@ class LanguageModel(TokenModel):
         as it may not in what JAX compiles."""
         return self.stack.supports_prefill and (ops.back_end() is not None or keras.config.backend() != "jax")
 
-    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
+    def step(self, token_ids: Tensor, cache: StackCache, index: Tensor) -> tuple[Tensor, StackCache]:
         """Decodes one position of every beam; or the first positions of one beam at once, see `supports_prefill`.
 
         Args:

@@ -81,7 +81,7 @@ def _check(slot: str, name: str, part_class: type, options: dict[str, Option]) -
 
 
 def modules_of(model: Mapping[str, Any]) -> list[str]:
-    """The modules that register the parts of a model's complete configuration; none for the parts of this package.
+    """Lists the modules that register parts of a model's complete configuration; none for parts of this package.
 
     Raises:
         RequestError: a part is not registered, or not in a module that others can import.
@@ -128,7 +128,7 @@ def with_imports(arguments: Sequence[str] | None) -> list[str]:
 
 
 def import_flags(modules: Iterable[str] = ()) -> str:
-    """The flags that import these modules, and those that this process was told to import."""
+    """Returns the flags that import these modules, and those that this process was told to import."""
     names = dict.fromkeys([*modules, *filter(None, os.environ.get(VARIABLE, "").split(","))])
     return "".join(f" {FLAG} {name}" for name in names)
 
