@@ -18,8 +18,7 @@ from keras_transformer.layers.attention_ops import (
     padding_mask,
     real_labels,
 )
-from tests.gradients import gradient
-from tests.layer_check import array, assert_close, built, random, weights_of
+from tests.layer_check import array, assert_close, built, gradient, random, weights_of
 
 BATCH, QUERIES, KEYS, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
 QUERY, MEMORY = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
