@@ -1,4 +1,4 @@
-"""Every operation of layers, models and search, computed by one of several back ends.
+"""Computes every operation of layers, models and search by one of several back ends.
 
 `ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
@@ -148,7 +148,7 @@ class _Numpy:
 
     @staticmethod
     def where(condition: np.ndarray, values: Tensor, others: Tensor) -> np.ndarray:
-        """Two Python floats give float32, as in Keras."""
+        """Chooses as Keras does, where two Python floats give float32."""
         chosen: np.ndarray = np.where(condition, values, others)
         return chosen.astype("float32") if chosen.dtype == np.float64 else chosen
 
@@ -159,7 +159,7 @@ class _Numpy:
 
     @staticmethod
     def top_k(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As in Keras: among equal values the first ones."""
+        """Returns the k largest as Keras does: among equal values the first ones."""
         places = np.argpartition(-values, k - 1, axis=-1)[..., :k]
         least = np.take_along_axis(values, places, axis=-1).min(axis=-1, keepdims=True)
         if np.any(tied := np.count_nonzero(values >= least, axis=-1) > k):

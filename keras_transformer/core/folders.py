@@ -87,7 +87,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, mend: str = "choose another folder") -> Iterator[None]:
-    """Within it no other process writes in the folder. A process that ends, however, gives the lock back.
+    """Lets no other process write in the folder within. A process that ends, however, gives the lock back.
 
     If there is no folder, or its file system has no locks, nothing is locked.
 

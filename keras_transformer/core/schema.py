@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a value may be.
+    """Says what a value may be.
 
     Args:
         expected: the values that are allowed, in words.

@@ -1,4 +1,4 @@
-"""Layers of the Transformer. They use `keras_transformer.ops` alone: they run on every backend of Keras, and export."""
+"""Exports the layers of the Transformer. They use `keras_transformer.ops` alone, so every backend runs them."""
 
 from __future__ import annotations
 

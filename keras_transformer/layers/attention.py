@@ -1,4 +1,4 @@
-"""Multi-head attention (paper, section 3.2)."""
+"""Computes multi-head attention (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SelfAttention(Layer):
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """softmax(Q Kᵀ / √H), computed in float32 (paper, equation 1).
+    """Computes softmax(Q Kᵀ / √H) in float32 (paper, equation 1).
 
     The score of a hidden key is exactly 0. If a query sees no key, its scores are 0, not NaN.
 
@@ -229,15 +229,15 @@ class MultiHeadAttention(SelfAttention):
         return output, self._scores_of_pairs(scores, inputs)
 
     def _scores_of_pairs(self, scores: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The scores (B, N, T, S) of all pairs of positions, from those of `_output_and_scores`."""
+        """Makes scores (B, N, T, S) of all pairs of positions from those of `_output_and_scores`."""
         return scores
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, T, D), and the scores in the form in which this attention computes them."""
+        """Returns the output (B, T, D), and the scores in the form in which this attention computes them."""
         return self._attend(*self._projected(inputs), inputs.shared, training)
 
     def _projected(self, inputs: AttentionInputs) -> tuple[Tensor, KeysValues, Tensor | None]:
-        """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
+        """Projects a query (B, N, T, H), keys and values (B, N, S, H), and combines the masks."""
         query, memory, attention_mask, memory_mask, shared = inputs
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
@@ -309,12 +309,12 @@ class MultiHeadAttention(SelfAttention):
         return x
 
     def project_query(self, query: Tensor, shared: PositionTerms | None = None) -> Tensor:
-        """(B, T, D) → (B, N, T, H)."""
+        """Projects queries: (B, T, D) → (B, N, T, H)."""
         (query,) = projected_heads(query, [self._query_projection()])
         return _rotated_query(query, shared)
 
     def project_memory(self, memory: Tensor, shared: PositionTerms | None = None) -> KeysValues:
-        """(B, S, D) → keys and values, each (B, G, S, H). Decoding projects the memory once per sentence."""
+        """Projects keys and values: (B, S, D) → each (B, G, S, H). Decoding does so once per sentence."""
         keys, values = projected_heads(memory, self._memory_projections())
         return KeysValues(_rotated_keys(keys, shared), values)
 
@@ -338,7 +338,7 @@ class MultiHeadAttention(SelfAttention):
         shared: PositionTerms | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Projected query (..., N, T, H), keys and values (..., G, S, H) → (..., T, D), and scores (..., N, T, S)."""
+        """Attends with a query (..., N, T, H) to (..., G, S, H): the output (..., T, D), and scores (..., N, T, S)."""
         length = ops.shape(query)[-2]
         logits = ungrouped(self.score(grouped(query, self.num_groups), memory.keys), self.num_heads, length)
         if shared is not None and shared.bias is not None:

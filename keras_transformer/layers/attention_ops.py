@@ -24,17 +24,17 @@ HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential 
 
 
 def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
-    """True at real tokens, False at padding: ids (B, S) → (B, S)."""
+    """Marks real tokens by True, padding by False: ids (B, S) → (B, S)."""
     return ops.not_equal(ids, pad_token_id)
 
 
 def real_labels(labels: Tensor) -> Tensor:
-    """True where a label counts: labels (B,) of whole rows all count; of labels (B, T) of tokens, 0 is padding."""
+    """Marks the labels that count: labels (B,) of whole rows all do; of labels (B, T) of tokens, 0 is padding."""
     return padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")
 
 
 def causal_mask(length: Size) -> Tensor:
-    """(1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
+    """Returns (1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
     positions = ops.arange(length)
     return (positions[None, :] <= positions[:, None])[None]
 
@@ -77,13 +77,13 @@ class Projection(NamedTuple):
 
 @ops.overridable
 def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
-    """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
+    """Projects states (..., T, D) to heads (..., N, T, H) of each projection. An export may join the products."""
     sizes = ops.shape(x)[:-1]
     return [split_heads(ops.product(x, kernel, bias), num_heads, sizes) for kernel, bias, num_heads in projections]
 
 
 def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Size] | None = None) -> Tensor:
-    """(..., T, N·H) → (..., N, T, H).
+    """Splits heads: (..., T, N·H) → (..., N, T, H).
 
     tf2onnx, by which Keras exports to ONNX, loses a reshape to its input's own sizes, and one that moves an axis of
     size 1. So `sizes`, (..., T), come from another tensor where the input is a product, and one head moves no axis.
@@ -95,7 +95,7 @@ def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Size] | None = None) 
 
 
 def joined_heads(x: Tensor) -> Tensor:
-    """(..., N, T, H) → (..., T, N·H)."""
+    """Joins heads: (..., N, T, H) → (..., T, N·H)."""
     if x.shape[-3] == 1:
         return ops.squeeze(x, -3)
     x = ops.swapaxes(x, -2, -3)  # (..., T, N, H)
@@ -103,7 +103,7 @@ def joined_heads(x: Tensor) -> Tensor:
 
 
 def grouped(x: Tensor, num_groups: int) -> Tensor:
-    """(..., N, T, H) → (..., G, N/G·T, H): the query heads of a group become more queries of its one key head.
+    """Makes the query heads of a group more queries of its one key head: (..., N, T, H) → (..., G, N/G·T, H).
 
     So a product with keys (..., G, S, H) needs no copies of them.
     """
@@ -114,7 +114,7 @@ def grouped(x: Tensor, num_groups: int) -> Tensor:
 
 
 def ungrouped(x: Tensor, num_heads: int, length: Size) -> Tensor:
-    """(..., G, N/G·T, S) → (..., N, T, S), the inverse of `grouped`; `length` is T."""
+    """Inverts `grouped`: (..., G, N/G·T, S) → (..., N, T, S); `length` is T."""
     *batch, num_groups, _, size = ops.shape(x)
     return x if num_heads == num_groups else ops.reshape(x, (*batch, num_heads, length, size))
 
@@ -285,7 +285,7 @@ def angles_of(
     interpolation: float = 1.0,
     stretched: tuple[float, float] | None = None,
 ) -> Tensor:
-    """position / base^(2i/size) for each pair i of `size` numbers, without whole turns: (...) → (..., size/2), float32.
+    """Computes position / base^(2i/size) of each pair i, without whole turns: (...) → (..., size/2), float32.
 
     A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
     numbers here. The first two have so few bits that their products with whole positions below 131,072 are exact, and
@@ -308,7 +308,7 @@ def angles_of(
 def _turns_of_a_position(
     size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
 ) -> np.ndarray:
-    """The turns of each pair in a position: (3, size/2) float32, to be added up."""
+    """Returns the turns of each pair in a position: (3, size/2) float32, to be added up."""
     turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
     kept = np.zeros(())  # the share of each wave that is not stretched
     if stretched is not None:

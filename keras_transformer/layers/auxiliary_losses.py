@@ -17,7 +17,7 @@ Batch = TypeVar("Batch")  # any nest of arrays
 
 
 class AuxiliaryLoss(NamedTuple):
-    """What one layer reports of one part of a batch.
+    """Holds what one layer reports of one part of a batch.
 
     Args:
         counts: (C,) float32, without a gradient.
@@ -30,7 +30,7 @@ class AuxiliaryLoss(NamedTuple):
 
 @dataclass
 class _Collection:
-    """What was reported so far, and which tokens are real where it is reported."""
+    """Holds what was reported so far, and which tokens are real."""
 
     losses: list[AuxiliaryLoss] = field(default_factory=list)
     attention_mask: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Blocks of the encoder, of the decoder, and of a decoder that stands alone (paper, Figure 1)."""
+"""Builds the blocks of encoder, decoder, and a decoder that stands alone (paper, Figure 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory-compressed attention (Liu et al. 2018, arXiv 1801.10198, section 4.2.3): a convolution shortens the memory."""
+"""Computes memory-compressed attention, whose memory a convolution shortens (arXiv 1801.10198, section 4.2.3)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class CompressedAttention(MultiHeadAttention):
         return ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, S, D), and the scores (B, N, S, blocks)."""
+        """Returns the output (B, S, D), and the scores (B, N, S, blocks)."""
         require_one_length(inputs.query.shape, inputs.memory.shape)
         _require_no_positions(inputs.shared)
         query, full, mask = self._projected(inputs._replace(shared=None))
@@ -123,7 +123,7 @@ class CompressedAttention(MultiHeadAttention):
         return ops.squeeze(x, -2), CompressedCache(*blocks, *last)
 
     def _visible_blocks(self, mask: Tensor, length: Size) -> Tensor:
-        """Which blocks a query sees (B, S or 1, blocks), from the positions that it sees (B, S or 1, S)."""
+        """Marks the blocks that a query sees (B, S or 1, blocks), by the positions that it sees (B, S or 1, S)."""
         blocks = _in_blocks(mask)
         if not self.is_causal:
             return ops.max(blocks, axis=-1) > 0
@@ -140,7 +140,7 @@ class CompressedAttention(MultiHeadAttention):
         )
 
     def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """(..., N, S, H) → (..., N, blocks, H): a product with the joined heads of three positions at a time."""
+        """Multiplies the joined heads of three positions at a time: (..., N, S, H) → (..., N, blocks, H)."""
         size = self.num_groups * self.key_dim
         x = ops.swapaxes(x, -2, -3)  # (..., S, G, H)
         *others, length = ops.shape(x)[:-2]
@@ -156,24 +156,24 @@ class CompressedAttention(MultiHeadAttention):
 
 
 def _as_numbers(mask: Tensor | None, length: Size) -> Tensor:
-    """A mask (B, S or 1, S) as 1 and 0; without a mask, ones."""
+    """Returns a mask (B, S or 1, S) as 1 and 0; without a mask, ones."""
     return ops.ones((1, 1, length), "float32") if mask is None else ops.cast(mask, "float32")
 
 
 def _is_seen(mask: Tensor) -> Tensor:
-    """Which positions any query sees: (B, S or 1, S) → (B, 1, S)."""
+    """Marks the positions that any query sees: (B, S or 1, S) → (B, 1, S)."""
     return ops.max(mask, axis=1)[:, None]
 
 
 def _in_blocks(x: Tensor) -> Tensor:
-    """(..., S) → (..., blocks, 3), after the last with zeros."""
+    """Cuts into blocks of three: (..., S) → (..., blocks, 3), after the last with zeros."""
     count = (ops.shape(x)[-1] + STRIDE - 1) // STRIDE
     x = ops.pad(x, [*[(0, 0)] * (len(x.shape) - 1), (0, STRIDE - 1)])[..., : count * STRIDE]
     return ops.reshape(x, (*ops.shape(x)[:-1], count, STRIDE))
 
 
 def _ends(count: Size) -> Tensor:
-    """The last position of each block."""
+    """Returns the last position of each block."""
     return ops.arange(count) * STRIDE + STRIDE - 1
 
 

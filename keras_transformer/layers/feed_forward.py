@@ -1,4 +1,4 @@
-"""The feed-forward network: activations, one network, or several of which a router chooses."""
+"""Computes the feed-forward network: activations, one network, or several of which a router chooses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Silu(Activation):
 
 
 class _Network(Layer):
-    """What plain, gated and several networks have: the width, the activation and the norm within."""
+    """The base of networks: the width, the activation and the norm within."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class FeedForward(_Network):
         self._build_parts((*input_shape[:-1], intermediate_dim))
 
     def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        """A kernel and its bias; None for no bias."""
+        """Makes a kernel and its bias; None for no bias."""
         kernel = self.add_weight(name=f"kernel_{name}", shape=(inputs, outputs), initializer=glorot(gain))
         if not self._has_biases:
             return kernel, None
@@ -288,17 +288,17 @@ class Experts(_Network):
         return ops.reshape(ops.sum(outputs * weights, axis=0), ops.shape(x))
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """The router's probabilities (..., E) float32 of states (..., D)."""
+        """Computes the router's probabilities (..., E) float32 of states (..., D)."""
         logits = ops.matmul(ops.cast(x, "float32"), ops.cast(self.router, "float32"))
         return 0.0 * logits + 1.0 if self.num_experts == 1 else ops.softmax(logits)
 
     def chosen(self, probabilities: Tensor) -> Tensor:
-        """1 at the k experts with the highest probabilities, 0 at the others: (..., E) → (..., E) float32."""
+        """Marks the k experts with the highest probabilities by 1, the others by 0: (..., E) → (..., E) float32."""
         _, places = ops.top_k(probabilities, self.top_k)
         return ops.sum(ops.one_hot(places, self.num_experts, dtype="float32"), axis=-2)
 
     def weights_of(self, probabilities: Tensor, chosen: Tensor) -> Tensor:
-        """The weights (..., E) of the experts' outputs."""
+        """Returns the weights (..., E) of the experts' outputs."""
         weights = probabilities * chosen
         return weights if self.top_k == 1 else weights / ops.sum(weights, axis=-1, keepdims=True)
 
@@ -315,7 +315,7 @@ class Experts(_Network):
         auxiliary_losses.report(self, ops.concatenate([tokens, ops.reshape(ops.sum(real), (1,))]), share)
 
     def _outputs(self, rows: Tensor) -> Tensor:
-        """What each expert makes of each row: (R, D) → (E, R, D)."""
+        """Computes each row by each expert: (R, D) → (E, R, D)."""
         rows = ops.expand_dims(rows, 0)
         if self.kernel_gate is None:
             inner = self.activation(ops.matmul(rows, self.kernel_in) + self.bias_in)  # (E, R, F)

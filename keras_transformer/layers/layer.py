@@ -49,7 +49,7 @@ class Recordable:
 
     @property
     def compute_dtype(self) -> str:
-        """The type in which the layer computes; an export may choose another one than Keras's."""
+        """Returns the type in which the layer computes; an export may choose another one than Keras's."""
         own = ops.back_end()
         return super().compute_dtype if own is None else own.compute_dtype  # type: ignore[misc]
 
@@ -132,7 +132,7 @@ class LayerNorm(Recordable, keras.layers.LayerNormalization):
 
 
 def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
-    """Layer normalization in at least float32 with a gradient of its own, in the type of x.
+    """Normalizes in at least float32, with a gradient of its own; the result has the type of x.
 
     Without XLA, TensorFlow's automatic gradient passes more often over x and its gradient.
     """

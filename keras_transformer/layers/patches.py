@@ -1,4 +1,4 @@
-"""What makes an image a sequence: patches, a stem of attention, and the class token."""
+"""Makes an image a sequence: patches, a stem of attention, and the class token."""
 
 from __future__ import annotations
 

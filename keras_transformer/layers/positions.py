@@ -1,4 +1,4 @@
-"""Token embeddings, and positions: added to the embeddings, or rotating queries and keys."""
+"""Embeds tokens and positions: positions are added to embeddings, or rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TokenEmbedding(Layer):
         return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:
-        """(..., D) → (..., V)."""
+        """Multiplies states by the same matrix: (..., D) → logits (..., V)."""
         bias = ops.stop_gradient(self.bias) if self.bias is not None and self.fixed_bias else self.bias
         return ops.product(x, self.embeddings, bias, transposed=True)
 
@@ -120,15 +120,15 @@ class Positions(Layer):
         return x
 
     def embed_target(self, x: Tensor, positions: Tensor) -> Tensor:
-        """`embed` for the decoder; here it is the same."""
+        """Adds positions in the decoder, as `embed` does unless a part overrides this."""
         return self.embed(x, positions)
 
     def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor | None:
-        """The bias (N, T, S) float32 of self-attention's logits, for positions (T,) and (S,); None for no bias."""
+        """Returns the bias (N, T, S) float32 of self-attention's logits for positions (T,) and (S,), or None."""
         return None
 
     def rotation(self, positions: Tensor, is_causal: bool) -> Rotation | None:
-        """The rotation of self-attention's queries and keys at positions (T,) or at one position (); None for none."""
+        """Returns the rotation of self-attention's queries and keys at positions (T,) or at one (), or None."""
         return None
 
 

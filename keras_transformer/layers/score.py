@@ -1,4 +1,4 @@
-"""How queries are compared with keys, and the biases that positions add to the logits."""
+"""Scores queries against keys, and computes the biases that positions add to the logits."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ class Location(Score):
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
-    """Q Kᵀ, see `Dot`."""
+    """Computes Q Kᵀ, see `Dot`."""
     return _product(query / DOT_SCALE, key) * DOT_SCALE
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
-    """Q Kᵀ / √H, see `ScaledDot`."""
+    """Computes Q Kᵀ / √H, see `ScaledDot`."""
     root = math.sqrt(query.shape[-1])
     power = 2.0 ** round(math.log2(root))  # divided by it first, see `DOT_SCALE`
     product = _product(query / power, key)
@@ -228,13 +228,13 @@ class BucketPositions(Positions):
 
 
 def relative_positions(queries: Tensor, keys: Tensor) -> Tensor:
-    """How far each key is after the query, for positions (T,) and (S,): (T, S), float32."""
+    """Returns how far each key is after the query, for positions (T,) and (S,): (T, S), float32."""
     queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
     return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The slopes of the heads (N,), float32.
+    """Returns the slopes of the heads (N,), float32.
 
     For a power of two they are 2^(-8/N), 2^(-16/N), … (arXiv 2108.12409, 3). Other numbers have, as in the code that
     its authors released, the slopes of the next smaller power of two, and then every other slope of twice that power.
@@ -268,7 +268,7 @@ def relative_buckets(num_buckets: int, max_distance: int, is_causal: bool) -> np
 
 
 def _buckets_of(distances: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
-    """The buckets of distances to one side: half of them hold one distance each."""
+    """Returns the buckets of distances to one side: half of them hold one distance each."""
     exact = num_buckets // 2
     # In float32 as in T5: at the edge of a bucket the rounding decides.
     logs = np.log(np.maximum(distances, exact).astype("float32") / np.float32(exact))

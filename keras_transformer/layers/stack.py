@@ -1,4 +1,4 @@
-"""Stacks of blocks: each layer with its own weights, or all with the same."""
+"""Stacks blocks: each layer with its own weights, or all with the same."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ class Stack(Layer):
         return {**self.block, "attention": model_spec.row("attention", attention).of_layer(attention, layer)}
 
     def num_different_blocks(self, num_layers: int) -> int:
-        """The number of blocks with their own weights among `num_layers` layers."""
+        """Returns the number of blocks with their own weights among `num_layers` layers."""
         return num_layers
 
     def blocks_in_order(self) -> Sequence[keras.layers.Layer]:
-        """The block of each layer, in order."""
+        """Returns the block of each layer, in order."""
         return self.blocks
 
     def position_terms(self, positions: Positions, at: Tensor) -> PositionTerms:
@@ -207,7 +207,7 @@ class Stack(Layer):
         return all(block.self_attention.supports_prefill for block in self.blocks)
 
     def key_positions(self, cache: StackCache, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys that the step at `index` sees with a cache; negative where none is."""
+        """Returns the positions (S,) of the keys that the step at `index` sees; negative where there is none yet."""
         return self.blocks_in_order()[0].self_attention.key_positions(cache["beams"][0], index)
 
     def step(
@@ -271,7 +271,7 @@ class Stack(Layer):
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers that `summary(expand_nested=True)` shows."""
+        """Returns the layers that `summary(expand_nested=True)` shows."""
         return [*self.blocks, *([] if self.norm is None else [self.norm])]
 
     def compute_output_shape(self, x_shape: Shape, *_: Shape | None, **__: Shape | None) -> Shape:
@@ -390,7 +390,7 @@ class UniversalStack(Stack):
         return ops.cast(output, x.dtype)
 
     def halting_probability(self, x: Tensor) -> Tensor:
-        """The halting probabilities (..., 1) float32 of states (..., D)."""
+        """Computes the halting probabilities (..., 1) float32 of states (..., D)."""
         kernel, bias = (ops.cast(weight, "float32") for weight in (self.halting_kernel, self.halting_bias))
         return ops.sigmoid(ops.matmul(ops.cast(x, "float32"), kernel) + bias)
 

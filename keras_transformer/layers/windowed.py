@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
     num_keys: Size
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """The positions of the queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
+        """Returns the positions of queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
         starts = ops.reshape(ops.arange(self.number) * self.size, (-1, 1, 1))
         queries, keys = (ops.arange(size, dtype=starts.dtype) for size in (self.size, self.num_keys))
         return starts + ops.expand_dims(queries, -1), starts - self.num_before + keys
@@ -123,7 +123,7 @@ class WindowedAttention(MultiHeadAttention):
         return cache_mask(positions, index, self.width)
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
+        """Returns the output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
         require_one_length(inputs.query.shape, inputs.memory.shape)
         query, (keys, values), mask = self._projected(inputs)
         length = ops.shape(query)[-2]
@@ -154,7 +154,7 @@ class WindowedAttention(MultiHeadAttention):
         return ops.logical_and(exists, ops.logical_and(place >= 0, place < self.width))
 
     def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:
-        """(B, N, S, H) → (B, blocks, N, 2r, H): two neighbours of the blocks that begin where a window begins."""
+        """Joins two neighbours of the blocks that begin where a window begins: (B, N, S, H) → (B, blocks, N, 2r, H)."""
         x = blocks_of(x, blocks.num_before, blocks.number + 1, blocks.size)
         return ops.concatenate([x[:, :-1], x[:, 1:]], axis=-2)
 
@@ -177,7 +177,7 @@ class WindowedAttention(MultiHeadAttention):
 
 
 def blocks_of(x: Tensor, num_before: Size, count: Size, size: Size) -> Tensor:
-    """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
+    """Cuts (B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
     if x.shape[1] == 1:  # see `split_heads`
         return ops.reshape(x, (ops.shape(x)[0], count, 1, size, x.shape[-1]))

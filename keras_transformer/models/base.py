@@ -246,7 +246,7 @@ class FamilyModel(ReplicatedFit):
         """Does nothing: the constructor has built the layers."""
 
     def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
-        """As in Keras, but it shows the blocks of the stacks unless `expand_nested=False`."""
+        """Prints the model as Keras does, but with the blocks of the stacks unless `expand_nested=False`."""
         super().summary(*args, expand_nested=expand_nested, **kwargs)
 
     def export(
@@ -257,7 +257,7 @@ class FamilyModel(ReplicatedFit):
         input_signature: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As in Keras: writes what `call` computes. The artefact takes batches and lengths of any size.
+        """Writes what `call` computes, as in Keras. The artefact takes batches and lengths of any size.
 
         Raises:
             ValueError: Keras cannot write the model in this format; or the backend is PyTorch, whose exports have fixed

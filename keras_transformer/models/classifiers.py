@@ -1,4 +1,4 @@
-"""Models that label: the encoder of text, and the classifier of images."""
+"""Labels texts and images: the encoder of text, and the classifier of images."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class ImageClassifier(StackModel):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(S, S, channels)."""
+        """Returns (S, S, channels)."""
         return self._config["image_size"], self._config["image_size"], self._config["channels"]
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:

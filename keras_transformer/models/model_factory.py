@@ -1,4 +1,4 @@
-"""Makes models from configurations, and counts the parameters of models that are not made."""
+"""Makes models from configurations, and counts parameters without making weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of one stack over tokens: the language model and the encoder of sequences, and their bases."""
+"""Models tokens by one stack: the language model, the encoder of sequences, and their bases."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StackModel(FamilyModel):
         raise NotImplementedError
 
     def _vectors(self, inputs: Tensor) -> Tensor:
-        """What the model takes → vectors (B, T, D), without positions."""
+        """Makes vectors (B, T, D) of what the model takes, without positions."""
         raise NotImplementedError
 
     def _attention_mask(self, inputs: Tensor) -> Tensor | None:
@@ -110,7 +110,7 @@ class TokenModel(StackModel):
             setattr(self, name, self._config[name])
 
     def input_embedding(self) -> TokenEmbedding:
-        """The embedding of what the model takes."""
+        """Returns the embedding of what the model takes."""
         # No property: Keras saves what properties give under their names, and files would have other names.
         return self.embedding
 
@@ -241,16 +241,16 @@ class SequenceEncoder(TokenModel):
 
     @as_layer
     def embed(self, ids: Tensor, training: bool = False) -> Tensor:
-        """The vector (B, D) of each history (B, T): the state of its last position, float32."""
+        """Returns the vector (B, D) of each history (B, T): the state of its last position, float32."""
         return ops.cast(self._last_states(ids, training), "float32")
 
     @as_layer
     def scores(self, ids: Tensor, training: bool = False) -> Tensor:
-        """Logits (B, V) of the item that follows each history (B, T), float32."""
+        """Returns logits (B, V) of the item that follows each history (B, T), float32."""
         return ops.cast(self.output_embedding.logits(self._last_states(ids, training)), "float32")
 
     def item_vectors(self) -> Tensor:
-        """The vectors (items, D) of all items, float32."""
+        """Returns the vectors (items, D) of all items, float32."""
         return ops.convert_to_tensor(self.output_embedding.embeddings)[self.num_control_ids :]
 
     def _last_states(self, ids: Tensor, training: bool) -> Tensor:

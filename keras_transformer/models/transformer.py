@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017, arXiv 1706.03762), and several that decode as one."""
+"""Defines the Transformer (Vaswani et al. 2017, arXiv 1706.03762), and several that decode as one."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Transformer(FamilyModel):
         self.built = True
 
     def input_embedding(self) -> TokenEmbedding:
-        """The embedding of what the encoder takes."""
+        """Returns the embedding of what the encoder takes."""
         # No property: Keras saves what properties give under their names, and files would have other names.
         return self.source_embedding
 
@@ -271,11 +271,11 @@ class Ensemble:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The variables of all models."""
+        """Returns the variables of all models."""
         return [variable for one in self.models for variable in one.variables]
 
     def __call__(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        """Logits (B, T, V) float32, as of `Transformer`."""
+        """Computes logits (B, T, V) float32, as `Transformer` does."""
         return self._mean([one(inputs, training=training) for one in self.models])
 
     def encode(self, source_ids: Tensor) -> list[Tensor]:
@@ -300,7 +300,7 @@ class Ensemble:
         return self._mean([logits for logits, _ in steps]), _joined([cache for _, cache in steps])
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """ "cross" (layers, B, 1, T, S): the mean over models and heads, layers counted from the last."""
+        """Returns "cross" (layers, B, 1, T, S): the mean over models and heads, layers counted from the last."""
         cross = [one.attention_scores(inputs)["cross"][-self.decoder_layers :] for one in self.models]
         return {"cross": ops.mean(ops.stack([ops.mean(each, axis=2, keepdims=True) for each in cross]), axis=0)}
 

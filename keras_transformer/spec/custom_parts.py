@@ -1,4 +1,4 @@
-"""Parts of your own: registered under a name, and imported before a run that has them is read. Keras is not imported.
+"""Registers parts of your own under a name, and imports them before a run that has them is read. No Keras here.
 
 A run names the modules that register its parts. Nothing in a run is imported by itself: a program imports the modules,
 or a command does, by `--import MODULE`.

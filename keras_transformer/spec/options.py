@@ -19,8 +19,7 @@ PartConfig: TypeAlias = str | dict[str, Any]
 
 
 class Fault(ValueError):
-    """What is wrong with the arguments of a model: for people who write Python, as an error says it, or for those who
-    write flags.
+    """Tells what is wrong with a model's arguments, in the words of Python or, for those who write flags, of flags.
 
     Args:
         text: what was expected. `{name}` stands for an argument, `{name:option}` for an option of a part.

@@ -125,7 +125,7 @@ def _needs_few_pixels(model: Config) -> Fault | None:
 
 
 def _local_first(config: Config, layer: int) -> Config:
-    """Local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
+    """Lets local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
     return config if layer % 2 else {"name": "local", "width": config["width"]}
 
 

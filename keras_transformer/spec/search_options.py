@@ -1,4 +1,4 @@
-"""How a search decodes: its checked options, the longest translation, and the length penalty."""
+"""Says how to decode: the checked options of a search, the longest translation, and the length penalty."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Decoding:
 
     @property
     def num_listed(self) -> int:
-        """How many hypotheses of each sentence a list holds."""
+        """Returns how many hypotheses of each sentence a list holds."""
         return self.num_beams if self.n_best is None else self.n_best
 
     @classmethod
