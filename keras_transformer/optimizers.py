@@ -54,7 +54,7 @@ class Adam(keras.optimizers.Adam):
         super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
-        """Updates a weight as in Keras. The fused kernel's learning rate is corrected for both biases (Kingma and Ba)."""
+        """Updates a weight as in Keras. The fused kernel's learning rate is corrected for both biases."""
         if not self._is_fused():
             super().update_step(gradient, variable, learning_rate)
             return
