@@ -35,7 +35,7 @@ def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(gain**2, "fan_avg", "uniform")
 
 
-class Recordable:
+class Recordable(keras.layers.Layer):
     """A layer that the ONNX recorder can run in place of Keras.
 
     The recorder runs the layer's `call` on values that are no tensors of Keras. It has its own form of Keras's layers.
@@ -44,14 +44,14 @@ class Recordable:
     def __call__(self, *arguments: Any, **named: Any) -> Tensor:
         own = ops.back_end()
         if own is None:
-            return super().__call__(*arguments, **named)  # type: ignore[misc]
+            return super().__call__(*arguments, **named)
         return own.call_layer(self, *arguments, **named)
 
     @property
     def compute_dtype(self) -> str:
         """Returns the type in which the layer computes; an export may choose another one than Keras's."""
         own = ops.back_end()
-        return super().compute_dtype if own is None else own.compute_dtype  # type: ignore[misc]
+        return super().compute_dtype if own is None else own.compute_dtype
 
 
 class _ZeroCopyArray:
@@ -67,7 +67,7 @@ class _ZeroCopyArray:
             return np.asarray(self.tensor)
 
 
-class Layer(Recordable, keras.layers.Layer):
+class Layer(Recordable):
     """The base of this package's layers, and of your own.
 
     A layer that takes every operation from `keras_transformer.ops` in place of `keras.ops`, and multiplies by its

@@ -151,7 +151,7 @@ class Part:
     options: dict[str, Option] = field(default_factory=dict)
     fault: Callable[[Config], Fault | None] = lambda model: None
     of_layer: Callable[[Config, int], Config] = lambda config, layer: config
-    own_class: type | None = None
+    own_class: type[Any] | None = None
     own_module: str = ""
 
     @property
@@ -164,7 +164,7 @@ class Part:
         """Returns the name of the class."""
         return self.home.split(":")[1]
 
-    def load(self) -> type:
+    def load(self) -> type[Any]:
         """Imports the class."""
         return self.own_class or load(self.home)
 
@@ -174,7 +174,7 @@ class Part:
         return f"{name}{f'[:{options}]' if options else ''} ({self.help})"
 
 
-def load(home: str) -> type:
+def load(home: str) -> type[Any]:
     """Imports the class at "module:class"."""
     module, name = home.split(":")
     return getattr(import_module(module), name)
