@@ -90,11 +90,11 @@ def package_name(package: str) -> str:
 
 def exported(package: str) -> dict[str, str]:
     """The names that a package or a module exports, with the modules that define them: its `__all__` where that is
-    written out, else its imports of `name as name`."""
+    written out, else what it imports, but for names of `core`."""
     path = ROOT / "keras_transformer" / package.removeprefix(".")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
     imports = {
-        alias.name: (node.module or "", alias.asname)
+        alias.name: node.module or ""
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -106,8 +106,12 @@ def exported(package: str) -> dict[str, str]:
             and isinstance(node.value, ast.List)
         ):
             names = ast.literal_eval(node.value)
-            return {name: imports.get(name, (f"keras_transformer{package}", ""))[0] for name in names}
-    return {name: module for name, (module, alias) in imports.items() if name == alias and not name.startswith("_")}
+            return {name: imports.get(name, f"keras_transformer{package}") for name in names}
+    return {
+        name: module
+        for name, module in imports.items()
+        if module.startswith("keras_transformer.") and not module.startswith("keras_transformer.core.")
+    }
 
 
 def package_page(package: str) -> str:

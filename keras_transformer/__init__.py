@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keras_transformer.text.datasets import datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer
 
-# The names of each module, and the modules that are names of this package.
+# The names of each module, which `__all__` has, and the modules that are names of this package.
 _NAMES = {
     "decoding.pipelines": ["PieceVectors", "load_piece_vectors"],
     "importing.huggingface": ["import_huggingface"],
@@ -53,14 +53,8 @@ _NAMES = {
     "text.tokenizer": ["Tokenizer"],
 }
 _MODULES = ["layers", "losses", "metrics", "models", "optimizers", "plots", "schedules"]
-__all__ = [
-    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "Option", "PieceVectors", "Recognizer",
-    "Recommender", "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files",
-    "import_huggingface", "load", "load_classifier", "load_ensemble", "load_generator", "load_piece_vectors",
-    "load_recognizer", "load_recommender", "register_part",
-]  # fmt: skip
 keep_memory()  # before TensorFlow allocates
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    __getattr__, __dir__ = lazy_names(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__, _NAMES, _MODULES, without_keras=("Option", "Tokenizer", "Translator", "load", "plots")
     )

@@ -1,4 +1,4 @@
-"""The training loss (paper, 5.4)."""
+"""Defines the training loss (paper, 5.4)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHUNKS = 8  # in which logits of half precision are processed, so that float32 c
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
-    """−Σ q log p with q = 1 − ε + ε/V for the true class and ε/V for each other (Szegedy et al. 2015, section 7).
+    """Computes −Σ q log p, q = 1 − ε + ε/V for the true class, ε/V for each other (Szegedy et al. 2015, section 7).
 
     The computation is in float32 for logits of any precision, and makes no target of shape (..., V). On TensorFlow its
     peak memory is two arrays of the size and precision of the logits.
@@ -48,7 +48,7 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
     labels = ops.reshape(labels, (-1,))
 
     @ops.custom_gradient
-    def loss(logits: Tensor) -> tuple[Tensor, Any]:
+    def loss(logits: Tensor) -> tuple[Tensor, Callable]:
         in_float32 = keras.backend.standardize_dtype(logits.dtype) == "float32"
         # Before the chunks: gathering costs no memory, and in each chunk it would cost many nodes of the graph.
         true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
@@ -86,7 +86,7 @@ def _whole(labels: Tensor, logits: Tensor, label_smoothing: float) -> LossAndGra
 
 
 def _in_chunks(labels: Tensor, logits: Tensor, label_smoothing: float) -> LossAndGradient:
-    """`_whole` for logits in half precision, chunk by chunk.
+    """Computes `_whole` for logits in half precision, chunk by chunk.
 
     A float32 copy of all logits would take as much memory as the logits and their gradient together. So the
     probabilities are not kept; the gradient computes them again.
@@ -152,7 +152,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         label_smoothing: float = 0.1,
         name: str = "smoothed_cross_entropy",
         reduction: str | None = WEIGHTED_MEAN,
-        **kwargs: object,
+        **kwargs: Any,
     ):
         super().__init__(name, reduction, **kwargs)
         if not 0 <= label_smoothing < 1:

@@ -1,8 +1,6 @@
-"""Metrics over real labels. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
+"""Defines metrics over real labels. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +24,7 @@ MISSED = 2**31 - 1  # the rank of a target that is no item: beyond every k, howe
 class _TokenMean(keras.metrics.Mean):
     """The mean over all real labels, (B, T) padded with 0 or (B,), by the weights given."""
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         labels, y_pred = as_labels(y_true, y_pred), ops.convert_to_tensor(y_pred)
         weights = ops.cast(real_labels(labels), "float32")
         if sample_weight is not None:
@@ -45,7 +43,7 @@ class TokenAccuracy(_TokenMean):
         super().__init__(name=name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """(B, T): whether the label has the largest logit."""
+        """Returns (B, T): whether the label has the largest logit."""
         return ops.equal(ops.argmax(logits, axis=-1), labels)
 
 
@@ -57,7 +55,7 @@ class Perplexity(_TokenMean):
         super().__init__(name=name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """(B, T): the cross-entropy of each label."""
+        """Returns (B, T): the cross-entropy of each label."""
         return ops.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
 
     def result(self) -> Tensor:
@@ -87,7 +85,7 @@ class RecallAt(_RankMean):
         super().__init__(k, name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """(B, T): 1 or 0."""
+        """Returns (B, T): 1 or 0."""
         return recall_at(self.k, ranks_of(labels, logits))
 
 
@@ -99,12 +97,12 @@ class NDCGAt(_RankMean):
         super().__init__(k, name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """(B, T): from 0 to 1."""
+        """Returns (B, T): from 0 to 1."""
         return ndcg_at(self.k, ranks_of(labels, logits))
 
 
 def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
-    """The rank of each target among all items, from 1.
+    """Returns the rank of each target among all items, from 1.
 
     An item of the same score counts as better. A target that is no item, such as unknown, is a miss: its rank is
     `MISSED`.
@@ -124,16 +122,16 @@ def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
 
 
 def recall_at(k: int, ranks: Tensor) -> Tensor:
-    """1 where the rank is at most k, else 0, float32. With one target its mean is the hit rate."""
+    """Returns 1 where the rank is at most k, else 0, float32. With one target its mean is the hit rate."""
     return ops.cast(ops.less_equal(ranks, k), "float32")
 
 
 def ndcg_at(k: int, ranks: Tensor) -> Tensor:
-    """1 / log2(1 + rank) where the rank is at most k, else 0, float32 (Järvelin and Kekäläinen 2002; one target)."""
+    """Returns 1 / log2(1 + rank) where the rank is at most k, else 0 (Järvelin and Kekäläinen 2002; one target)."""
     return recall_at(k, ranks) / ops.log2(1.0 + ops.cast(ranks, "float32"))
 
 
 def mean_figures(ranks: np.ndarray, k: int) -> dict[str, float]:
-    """Recall and NDCG at k: means over ranks (N,)."""
+    """Returns recall and NDCG at k: means over ranks (N,)."""
     each = {"recall": recall_at(k, ranks), "ndcg": ndcg_at(k, ranks)}
     return {name: float(ops.convert_to_numpy(values).mean(dtype="float64")) for name, values in each.items()}

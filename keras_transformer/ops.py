@@ -1,11 +1,11 @@
-"""Every operation of layers, models and search, computed by one of several back ends.
+"""Computes every operation of layers, models and search by one of several back ends.
 
 `ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
 an exporter's recorder writes them down as the nodes of a graph.
 
-A `replaceable` function has one plain meaning. A back end may do it in its own way: its `ways` are such functions, by
-their names.
+An `overridable` function has one plain meaning. A back end may compute it in another way with the same result: its
+`overrides` are such functions, by their names.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from inspect import unwrap
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 # A tensor of any Keras backend, or a symbolic one: these share no class.
 Tensor: TypeAlias = Any
+# None for Keras; or an object with the operations as its methods, and perhaps `overrides`, functions by their names.
+BackEnd: TypeAlias = Any
 
-
-_current: ContextVar[Any] = ContextVar("back_end", default=None)  # None: Keras
-Function = TypeVar("Function", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+_current: ContextVar[BackEnd] = ContextVar("back_end", default=None)  # None: Keras
 
 
 @contextmanager
-def on(back_end: object) -> Iterator[None]:
-    """Within, the back end has the operations."""
+def on(back_end: BackEnd) -> Iterator[None]:
+    """Lets a back end compute the operations within."""
     token = _current.set(back_end)
     try:
         yield
@@ -36,8 +39,8 @@ def on(back_end: object) -> Iterator[None]:
         _current.reset(token)
 
 
-def back_end() -> Any:
-    """The back end that has the operations; None for Keras."""
+def back_end() -> BackEnd:
+    """Returns the back end that computes the operations now; None for Keras."""
     return _current.get()
 
 
@@ -51,27 +54,27 @@ def __getattr__(name: str) -> Any:
     return keras.tree.map_structure if name == "map_structure" else getattr(keras.ops, name)
 
 
-def replaceable(function: Function) -> Function:
-    """A function that a back end may do in its own way, with the same result."""
+def overridable(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Marks a function that a back end may override with an equal one."""
 
     @wraps(function)
-    def call(*arguments: object, **named: object) -> Any:
-        ways = getattr(_current.get(), "ways", {})
-        return ways.get(function.__name__, function)(*arguments, **named)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        overrides = getattr(_current.get(), "overrides", {})
+        return overrides.get(function.__name__, function)(*arguments, **named)
 
-    return call  # type: ignore[return-value]
-
-
-def plain(function: Function) -> Function:
-    """A replaceable function as no back end may replace it."""
-    return function.__wrapped__  # type: ignore[attr-defined]
+    return call
 
 
-@replaceable
+def plain(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Returns an overridable function that no back end overrides."""
+    return unwrap(function)
+
+
+@overridable
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """x W + b, in the type of x: states (..., in) → (..., out).
+    """Multiplies states by a weight: x W + b, (..., in) → (..., out), in the type of x.
 
-    The exports in float16 and int8 keep W in their type. So what needs all bits of a weight takes `matmul`.
+    An export may quantise this weight. Call `matmul` where full precision matters.
 
     Args:
         x: (..., in).
@@ -86,32 +89,32 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: b
     return x if bias is None else x + ops.cast(bias, x.dtype)
 
 
-@replaceable
-def rows(table: Tensor, ids: Tensor) -> Tensor:
-    """The rows of a table (V, D) of weights: ids (...) → (..., D). The exports keep the table in their type."""
+@overridable
+def embedding_lookup(table: Tensor, ids: Tensor) -> Tensor:
+    """Looks up rows of a table (V, D) of weights: ids (...) → (..., D). An export may quantise the table."""
     from keras import ops
 
     return ops.take(table, ids, axis=0)
 
 
-@replaceable
-def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
-    """`function(positions)`, a tensor (..., D) or several, which depend on each position (...) alone.
+@overridable
+def by_position(function: Callable[[Tensor], Result], positions: Tensor) -> Result:
+    """Returns `function(positions)`: a tensor (..., D) or several, of which a row depends on its position (...) alone.
 
-    An export may keep a table of what the function gives.
+    An export may keep a table of these rows.
     """
     return function(positions)
 
 
 def keras_mask(x: Tensor) -> Tensor | None:
-    """The mask (B, T) that Keras attached to states (B, T, D), as after `Embedding(mask_zero=True)`; None for none."""
+    """Returns the mask (B, T) that Keras attached to states (B, T, D), as `Embedding(mask_zero=True)` does, or None."""
     from keras.src.backend import get_keras_mask  # it has no public name
 
     return get_keras_mask(x)
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest numbers along the last axis, the largest first, and their places. Of equal numbers the first."""
+    """Returns the k largest numbers along the last axis and their places, largest first; of equal numbers the first."""
     if (own := _current.get()) is not None:
         return own.top_k(x, k)
     from keras import config, ops
@@ -123,7 +126,7 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def integers() -> str:
-    """The type of the integers in a loop: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
+    """Returns the integer type for loops. TensorFlow computes int32, the type of shapes, on the processor."""
     if (own := _current.get()) is not None:
         return own.integers
     import keras
@@ -132,7 +135,7 @@ def integers() -> str:
 
 
 class _Numpy:
-    """The operations of NumPy, and what `keras.ops` has in another form."""
+    """Computes the operations with NumPy."""
 
     integers = "int64"
 
@@ -140,13 +143,13 @@ class _Numpy:
         return getattr(np, name)
 
     @staticmethod
-    def cast(values: object, dtype: str) -> np.ndarray:
+    def cast(values: Tensor, dtype: str) -> np.ndarray:
         return np.asarray(values).astype(dtype)
 
     @staticmethod
-    def where(condition: np.ndarray, values: Any, others: Any) -> np.ndarray:
-        """Two Python floats give float32, as in Keras."""
-        chosen = np.where(condition, values, others)
+    def where(condition: np.ndarray, values: Tensor, others: Tensor) -> np.ndarray:
+        """Chooses as Keras does, where two Python floats give float32."""
+        chosen: np.ndarray = np.where(condition, values, others)
         return chosen.astype("float32") if chosen.dtype == np.float64 else chosen
 
     @staticmethod
@@ -156,7 +159,7 @@ class _Numpy:
 
     @staticmethod
     def top_k(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As in Keras: among equal values the first ones."""
+        """Returns the k largest as Keras does: among equal values the first ones."""
         places = np.argpartition(-values, k - 1, axis=-1)[..., :k]
         least = np.take_along_axis(values, places, axis=-1).min(axis=-1, keepdims=True)
         if np.any(tied := np.count_nonzero(values >= least, axis=-1) > k):
@@ -168,14 +171,14 @@ class _Numpy:
         return np.take_along_axis(values, places, axis=-1), places
 
     @staticmethod
-    def while_loop(goes_on: Callable[..., object], body: Callable[..., tuple], state: tuple) -> tuple:
+    def while_loop(goes_on: Callable[..., bool], body: Callable[..., tuple], state: tuple) -> tuple:
         while goes_on(*state):
             state = body(*state)
         return state
 
     @staticmethod
-    def map_structure(function: Callable[[Any], object], values: Sequence[object]) -> list[Any]:
-        """Lists are flat here."""
+    def map_structure(function: Callable[[Tensor], Result], values: Sequence[Tensor]) -> list[Result]:
+        """Maps the values of a flat list."""
         return [function(value) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""The optimizer (paper, 5.3)."""
+"""Defines the optimizer (paper, 5.3)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Adam(keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate: object = 0.001,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.98,
         epsilon: float = 1e-9,
@@ -54,7 +54,7 @@ class Adam(keras.optimizers.Adam):
         super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
-        """As in Keras, but the fused kernel's learning rate is corrected for both biases (Kingma and Ba 2015, 2)."""
+        """Updates a weight as in Keras. The fused kernel's learning rate is corrected for both biases."""
         if not self._is_fused():
             super().update_step(gradient, variable, learning_rate)
             return
@@ -76,7 +76,7 @@ class Adam(keras.optimizers.Adam):
     def _is_fused(self) -> bool:
         return keras.config.backend() == "tensorflow" and not self.amsgrad
 
-    def finalize_variable_values(self, var_list: object) -> None:
+    def finalize_variable_values(self, var_list: list[keras.Variable]) -> None:
         """Leaves the weights as they are; whoever writes them chooses between weights and moving average."""
 
     def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:

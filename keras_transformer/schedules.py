@@ -1,4 +1,4 @@
-"""The learning rate schedule (paper, 5.3)."""
+"""Defines the learning rate schedule (paper, 5.3)."""
 
 from __future__ import annotations
 

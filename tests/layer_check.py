@@ -3,6 +3,7 @@
 import inspect
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -58,6 +59,25 @@ def assert_close(found: Any, expected: Any, atol: float = 1e-5, rtol: float = 0.
 
 def assert_equal(found: Any, expected: Any) -> None:
     np.testing.assert_array_equal(array(found), array(expected))
+
+
+def gradient(function: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    """The gradient at `x`, by the backend at hand, of a function that makes a scalar of a tensor."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        return np.asarray(jax.grad(function)(x))
+    if keras.config.backend() == "torch":
+        tensor = ops.convert_to_tensor(x).requires_grad_()
+        function(tensor).backward()
+        return tensor.grad.cpu().numpy()
+    import tensorflow as tf
+
+    tensor = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        result = function(tensor)
+    return ops.convert_to_numpy(tape.gradient(result, tensor))
 
 
 def check_layer(

@@ -104,6 +104,12 @@ REFUSED: list[tuple[dict | str, str]] = [
     ({"positions": {"name": "buckets", "num_buckets": 9}}, "`positions:num_buckets` must be even. Received: "),
     ({"positions": {"name": "buckets", "max_distance": 16}},
      "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16"),
+    ({"positions": "alibi", "decoder_attention": "compressed"},
+     "`positions` must be sinusoidal or learned or none with compressed attention. Received: positions='alibi'"),
+    ({"stack": "universal", "attention": "compressed"},
+     "`stack` must be layers with compressed attention. Received: stack='universal'"),
+    *(({"score": "location", side: "local"}, f"`{side}` must be 'full' for the score 'location', which needs the "
+       f"positions of all keys. Received: {side}='local'") for side in ("attention", "decoder_attention")),
     ("learned:offset=two",
      "`positions:offset` must be a whole number from 0 to 1,000. Received: positions:offset='two'"),
     ("learned:offset", "`positions:offset` must be a whole number from 0 to 1,000. Received: positions:offset=''"),

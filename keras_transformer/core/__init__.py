@@ -1,1 +1,1 @@
-"""The ground of every room: files, folders, JSON schemas, late imports, the machine, and the registry of the tasks."""
+"""Holds what every room stands on: files, folders, JSON schemas, late imports, the machine, and the tasks' registry."""

@@ -1,4 +1,4 @@
-"""Errors of the commands: one line on standard error, and an exit status."""
+"""Turns errors of the commands into one line on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import Any, TextIO
 from weakref import WeakKeyDictionary
 
 from keras_transformer.core.schema import Schema, number, or_null, printable, shown, whole
 
 PACKAGE = "keras_transformer"
-CHECKOUT = Path(__file__).resolve().parents[2]  # if this is one
+CHECKOUT = Path(__file__).resolve().parents[2]  # of the repository, where the package was not installed
 MAX_MESSAGE = 2_000  # characters
 STOPS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 NAMED_IN_WARNINGS = 5  # files, or lines; the others are counted
@@ -72,7 +73,7 @@ def _require(allowed: Schema, arguments: Mapping[str, object]) -> None:
             raise ValueError(f"`{name}` must be {allowed.expected}. Received: {name}={shown(value)}")
 
 
-_TOLD: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[Hashable, set[str]] = WeakKeyDictionary()
 # Set while a `Stopped` is on its way, so that it is raised again if a library swallowed it.
 _pending: Stopped | None = None
 
@@ -93,13 +94,13 @@ def warn(message: str) -> None:
     _tell("warning", message)
 
 
-def abridged(names: Iterable[object], most: int = NAMED_IN_WARNINGS) -> str:
-    """The first names of a list, for a warning, and how many more there are."""
+def abridged(names: Iterable[Any], most: int = NAMED_IN_WARNINGS) -> str:
+    """Joins the first names of a list, for a warning, and says how many more there are."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:most]) + (f" and {len(listed) - most:,} more" if len(listed) > most else "")
 
 
-def warn_of_news(message: str, of: object, news: Collection[str]) -> None:
+def warn_of_news(message: str, of: Hashable, news: Collection[str]) -> None:
     """Warns, if there is news of something that this process has not told: a run validates the same text again and
     again.
     """
@@ -109,7 +110,7 @@ def warn_of_news(message: str, of: object, news: Collection[str]) -> None:
         told.update(news)
 
 
-def _tell(kind: str, message: object) -> None:
+def _tell(kind: str, message: str | Exception) -> None:
     """Says a warning or an error in one line, whatever a stranger's text in it holds."""
     say(f"{kind}: {printable(str(message))[:MAX_MESSAGE]}")
 
@@ -148,7 +149,7 @@ def _write(stream: TextIO | None, text: str) -> OSError | None:
 
 
 def command_line(verb: str = "") -> str:
-    """A command of this project, spelled as it is typed where this process was started.
+    """Spells a command of this project as it is typed where this process was started.
 
     Args:
         verb: the command, such as "train"; empty for the program alone.
@@ -189,7 +190,7 @@ def load_tensorflow() -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Within, what code in C++ or Rust writes to standard error is thrown away."""
+    """Throws away what code in C++ or Rust writes to standard error within."""
     if sys.stderr is None:
         yield
         return
@@ -206,7 +207,7 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """An import makes millions of objects that stay, and a fifth of its time would be the search for garbage."""
+    """Turns garbage collection off: it would take a fifth of an import, which makes millions of objects that stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -229,7 +230,7 @@ def _stoppable() -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         global _pending
         _pending = Stopped(number, f"stopped by {STOPS[number]}")
         raise _pending
@@ -262,12 +263,12 @@ def check_utf8(arguments: Iterable[str]) -> None:
 
 
 def _for_tensor(error: Exception) -> str:
-    """For which tensor memory ran out, if TensorFlow's error tells."""
+    """Names the tensor for which memory ran out, if TensorFlow's error does."""
     tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
     return f" for a {tensor[0]}" if tensor else ""
 
 
-def exit_status(command: Callable[[], object], arguments: Sequence[str] | None = None) -> int:
+def exit_status(command: Callable[[], Any], arguments: Sequence[str] | None = None) -> int:
     """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
 
     Args:

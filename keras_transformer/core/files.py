@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from keras_transformer.core.errors import RequestError, check_utf8
 from keras_transformer.core.folders import beside
@@ -78,7 +79,7 @@ def check_there(path: str | os.PathLike[str], kind: str) -> None:
 
 
 def user_cache() -> Path:
-    """The folder in which this user's files of this package may be kept; it need not be there.
+    """Returns the folder for this user's files of this package; it need not be there.
 
     Raises:
         OSError: the user has no home.
@@ -90,7 +91,7 @@ def user_cache() -> Path:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, perhaps a stranger's.
+    """Returns the content of a file, perhaps a stranger's.
 
     Raises:
         RequestError: it is larger than `max_bytes`.
@@ -109,7 +110,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def number_of_the_machine(error: Exception) -> int | None:
-    """The error's number if it tells of the disk or of permissions; None if it tells of the file's contents.
+    """Returns the number of an error of the disk or of permissions; None for an error in the file's contents.
 
     About contents h5py raises an OSError without a number, and a wrong place in an archive is an invalid argument.
     """
@@ -176,7 +177,7 @@ def _check_arrays(path: Path, num_bytes: int, max_entries: int) -> None:
                     raise ValueError("it holds more arrays than the model has")
 
 
-def _is_plain_array(item: object) -> bool:
+def _is_plain_array(item: Any) -> bool:
     import h5py
 
     return (

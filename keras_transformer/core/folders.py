@@ -1,5 +1,4 @@
-"""Folders that appear whole, and come back: how a folder is written beside its place and takes it, the lock of a
-folder, and what becomes of all that a killed process has left.
+"""Writes folders whole or not at all, locks them, and tidies up what a killed process has left.
 
 A folder is written in a scratch folder beside its place, `.XXXXXXXX-NAME`, which holds a lock, the folder `new`, and
 for a moment the folder `old` that was there before. The scratch folder of a process that is gone has no lock any more:
@@ -25,18 +24,18 @@ REPLACED, MOVING = ".replaced", ".replaced-moving"
 
 
 def beside(path: Path) -> Path:
-    """A path in the same folder, with the same suffix, which no other process and no other thread has."""
+    """Returns a new path in the same folder, with the same suffix, for this thread alone."""
     return path.with_name(f".{os.urandom(4).hex()}-{path.name}")
 
 
 def contents(folder: Path, names: Collection[str] = ()) -> set[str]:
-    """The names of what lies in a folder that may be missing, but for its lock and the `leftovers` of some names."""
+    """Lists the names in a folder that may be missing, but for its lock and the `leftovers` of some names."""
     found = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     return found - leftovers(folder, names) - {LOCK}
 
 
 def leftovers(folder: Path, names: Collection[str]) -> set[str]:
-    """The names of what killed processes have left in a folder, of files and folders that were to have these names."""
+    """Lists what killed processes have left in a folder, of files and folders that were to have these names."""
     found = {path.name: re.match(r"\.\w+-", path.name) for path in folder.glob(".*-*")}
     return {name for name, match in found.items() if match and name[match.end() :] in names}
 
@@ -88,7 +87,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, mend: str = "choose another folder") -> Iterator[None]:
-    """Within it no other process writes in the folder. A process that ends, however, gives the lock back.
+    """Lets no other process write in the folder within. A process that ends, however, gives the lock back.
 
     If there is no folder, or its file system has no locks, nothing is locked.
 
@@ -112,7 +111,7 @@ def locked(folder: Path, mend: str = "choose another folder") -> Iterator[None]:
 
 
 def _holder(folder: Path) -> str:
-    """Who has locked a folder, as the lock tells."""
+    """Returns who has locked a folder, as the lock says."""
     with contextlib.suppress(OSError):
         holder = (folder / LOCK).open("rb").read(100).decode("utf-8", "replace")
         return holder if holder.isprintable() and holder else "another process"
@@ -146,7 +145,7 @@ def whole_folder(path: Path, check: Callable[[], object] = bool) -> Iterator[Pat
 
 
 def scratch_folder(path: Path) -> tuple[Path, int | None]:
-    """A new folder beside `path`, and its lock. What killed processes have left of others is tidied up."""
+    """Makes a folder beside `path`, and its lock. What killed processes have left of others is tidied up."""
     restore(path)
     while True:  # before it is locked, another process may take it for a dead one's
         scratch = beside(path)
@@ -184,7 +183,7 @@ def _clear(scratch: Path, path: Path, held: int | None) -> None:
 
 
 def found(path: str | os.PathLike[str]) -> Path:
-    """The path of a folder. If nothing is there, what a killed process had set aside comes back first."""
+    """Returns the path of a folder. If nothing is there, what a killed process had set aside comes back first."""
     if not _exists(path):
         restore(Path(os.path.realpath(path)))
     return Path(path)

@@ -1,4 +1,4 @@
-"""Imports what takes seconds when it is first used: TensorFlow, and the modules behind the names of a package."""
+"""Imports slow modules when they are first used: TensorFlow, and those behind the names of a package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_transformer.core.errors import load_tensorflow
 
 
 class LazyModule:
-    """A module that is imported when one of its names is first asked for.
+    """Imports a module when one of its names is first asked for.
 
     Args:
         name: such as "tensorflow".
@@ -34,8 +34,8 @@ else:
 
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = (), without_keras: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns the functions `__getattr__` and `__dir__` of a package, and its `__all__`.
 
     Beside this call, list the names under `if TYPE_CHECKING:` with their imports, for editors and type checkers.
 
@@ -58,18 +58,18 @@ def lazy_names(
     def known() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, known
+    return get, known, sorted(homes.keys() - modules)
 
 
 def on_tensorflow() -> bool:
     """Whether Keras computes with TensorFlow."""
     import keras
 
-    return keras.config.backend() == "tensorflow"
+    return bool(keras.config.backend() == "tensorflow")
 
 
-def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
-    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
+def computed_after(tensors: Sequence[Any]) -> AbstractContextManager[None]:
+    """Makes TensorFlow compute `tensors` before what is within. JAX and PyTorch order their operations themselves."""
     return tf.control_dependencies(tensors) if on_tensorflow() else nullcontext()
 
 
@@ -78,7 +78,7 @@ _fused = ContextVar("fused", default=False)
 
 @contextmanager
 def fused() -> Iterator[None]:
-    """Within it TensorFlow traces what XLA compiles."""
+    """Marks what TensorFlow traces within as compiled by XLA."""
     token = _fused.set(True)
     try:
         yield

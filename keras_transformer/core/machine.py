@@ -1,4 +1,4 @@
-"""What a machine has for a process: cores, GPUs, and memory that TensorFlow keeps."""
+"""Counts the CPU cores and GPUs that this process may use, and lets TensorFlow keep memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NO_LIMIT = 2**24  # MiB
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
-    """How many cores this process may use, by its affinity and by the quota of its container; a part counts as one."""
+    """Counts the cores that this process may use, by its affinity and its container's quota; a part counts as one."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota([cgroup / name for name in names]) for names in QUOTA_FILES]
     return min([allowed, *(math.ceil(quota) for quota in quotas if quota > 0)])
 
 
 def _quota(files: Sequence[Path]) -> float:
-    """A container's quota in cores; 0 or less if there is none."""
+    """Returns a container's quota in cores; 0 or less if there is none."""
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         return int(quota) / int(period)
@@ -32,7 +32,7 @@ def _quota(files: Sequence[Path]) -> float:
 
 
 def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
+    """Counts the GPUs that NVIDIA's driver has on this machine (Linux), with and without CUDA's libraries."""
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 

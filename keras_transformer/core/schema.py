@@ -1,7 +1,6 @@
-"""What a value may be, whoever it comes from: a schema says it, `checked` holds a value to it, and `read_json` reads a
-file by it.
+"""Checks values, and reads JSON, by schemas that say what a value may be.
 
-A value that does not fit is never spelled out whole: a stranger's may be huge, or deep.
+No message holds a whole value that does not fit: a stranger's may be huge, or deep.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ class Mismatch(ValueError):
     """A value is not what its schema says. The message says what was expected, where, and what came."""
 
     @classmethod
-    def at(cls, place: str, expected: str, value: object) -> Mismatch:
-        """The error for a value at a place, such as "weights.at_step"; "" is the whole."""
+    def at(cls, place: str, expected: str, value: Any) -> Mismatch:
+        """Makes the error for a value at a place, such as "weights.at_step"; "" is the whole."""
         under = f" under '{printable(place[:MAX_NAME])}'" if place else ""
         return cls(f"expected {expected}{under}; received {shown(value)}")
 
 
-def shown(value: object) -> str:
-    """A value for a message: its `repr`, of which only the beginning is made."""
+def shown(value: Any) -> str:
+    """Returns a value for a message: the beginning of its `repr`, without making the rest."""
     return _SHORT.repr(value)[:MAX_SHOWN]
 
 
 def printable(text: str) -> str:
-    r"""A text with escapes, such as "\u001b", for the characters that no line of output may have."""
+    r"""Returns a text with escapes, such as "\u001b", for the characters that no line of output may have."""
     return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a value may be.
+    """Says what a value may be.
 
     Args:
         expected: the values that are allowed, in words.
@@ -77,12 +76,12 @@ Allowed: TypeAlias = Schema | type
 
 
 def of_type(allowed: Allowed) -> Schema:
-    """The schema that a type stands for: int, float (a finite number), str, bool, dict; object is anything."""
+    """Returns the schema that a type stands for: int, float (a finite number), str, bool, dict; object is anything."""
     return PLAIN[allowed] if isinstance(allowed, type) else allowed
 
 
 def whole(least: float = -math.inf, most: float = math.inf, told: str = "") -> Schema:
-    """A whole number, from `least` to `most`; true and false are none. `told` says it in other words."""
+    """Allows a whole number, from `least` to `most`; true and false are none. `told` says it in other words."""
 
     def holds(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
@@ -91,7 +90,7 @@ def whole(least: float = -math.inf, most: float = math.inf, told: str = "") -> S
 
 
 def number(least: float = -math.inf, most: float = math.inf, below: float = math.inf, told: str = "") -> Schema:
-    """A finite number, from `least` to `most` and less than `below`; true and false are none."""
+    """Allows a finite number, from `least` to `most` and less than `below`; true and false are none."""
 
     def holds(value: Any) -> bool:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
@@ -113,12 +112,12 @@ def _between(least: float, most: float) -> str:
 
 
 def text(pattern: re.Pattern[str], told: str) -> Schema:
-    """A text that matches a pattern, all together; `told` says it in words."""
+    """Allows a text that matches a pattern as a whole; `told` says it in words."""
     return Schema(told, lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None)
 
 
 def line(most: int, least: int = 0) -> Schema:
-    """A text of `least` to `most` characters that can be printed in a line."""
+    """Allows a text of `least` to `most` characters that can be printed in a line."""
     told = f"{f'{least:,} to' if least else 'at most'} {most:,} characters in a line"
     return Schema(
         told, lambda value: isinstance(value, str) and least <= len(value) <= most and not UNPRINTABLE.search(value)
@@ -126,13 +125,13 @@ def line(most: int, least: int = 0) -> Schema:
 
 
 def one_of(texts: Iterable[str], told: str = "") -> Schema:
-    """One of some texts."""
+    """Allows one of some texts."""
     known = [*texts]  # a list, because what has no hash cannot be looked up elsewhere
     return Schema(told or f"one of {', '.join(known)}", lambda value: value in known)
 
 
 def or_null(allowed: Allowed) -> Schema:
-    """What another schema allows, or null."""
+    """Allows what another schema does, and null."""
     other = of_type(allowed)
     return Schema(
         other.expected,
@@ -142,7 +141,7 @@ def or_null(allowed: Allowed) -> Schema:
 
 
 def list_of(each: Allowed, least: int = 0, most: float = math.inf) -> Schema:
-    """A list of `least` to `most` values."""
+    """Allows a list of `least` to `most` values."""
     return Schema(
         "a list" + (f" of {most:,}" if least == most else f" of {least:,} to {most:,}" if most < math.inf else ""),
         lambda value: isinstance(value, list) and least <= len(value) <= most,
@@ -156,7 +155,7 @@ def object_of(
     others: Allowed | None = None,
     names: Allowed | None = None,
 ) -> Schema:
-    """An object: values by names.
+    """Allows an object: values by names.
 
     Args:
         required: names that must be there, with what each has.
@@ -178,7 +177,7 @@ def object_of(
 
 
 def having(**required: Allowed) -> Schema:
-    """An object with these names, and perhaps with others."""
+    """Allows an object with these names, and perhaps with others."""
     return object_of(required, others=object, names=str)
 
 
@@ -193,7 +192,7 @@ PLAIN = {
 
 
 def read_json(path: Path, allowed: Allowed, max_bytes: int, has_constants: bool = False) -> Any:
-    """The value in a JSON file, trusted or not.
+    """Returns the value in a JSON file, trusted or not.
 
     Args:
         path: the file.
@@ -213,7 +212,7 @@ def read_json(path: Path, allowed: Allowed, max_bytes: int, has_constants: bool 
 
 
 def parse_json(content: str | bytes, allowed: Allowed, has_constants: bool = False) -> Any:
-    """The value in JSON, as `read_json` gives it; bytes are UTF-8.
+    """Returns the value in JSON, as `read_json` does; bytes are UTF-8.
 
     Raises:
         ValueError: it is damaged or nested too deeply, or the value is not allowed (`Mismatch`).

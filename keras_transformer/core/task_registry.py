@@ -14,7 +14,7 @@ Keras is not imported. What a task's folder holds, by the names of its modules:
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -39,22 +39,24 @@ class Task(NamedTuple):
 
     @property
     def settings(self) -> type[Any]:
-        """The class of its settings."""
-        return self.module("settings").Settings
+        """Returns the class of its settings."""
+        settings: type[Any] = self.module("settings").Settings
+        return settings
 
     @property
     def kind(self) -> str:
-        """The kind of its model, a key of `family.KINDS`."""
-        return self.settings.kind
+        """Returns the kind of its model, a key of `model_spec.KINDS`."""
+        return str(self.settings.kind)
 
     @property
     def commands(self) -> Mapping[str, Any]:
-        """Its verbs, each a `commands.Command`."""
-        return self.module("commands").COMMANDS
+        """Returns its verbs, each a `commands.Command`."""
+        commands: Mapping[str, Any] = self.module("commands").COMMANDS
+        return commands
 
     def signature(self, keys: Container[str]) -> type[Any]:
-        """The class of its artefacts' signature, for a run whose configuration has these keys."""
-        signatures = self.module("signature").SIGNATURES
+        """Returns the class of its artefacts' signature, for a run whose configuration has these keys."""
+        signatures: Sequence[type[Any]] = self.module("signature").SIGNATURES
         return next((one for one in signatures if one.mark is None or one.mark in keys), signatures[-1])
 
 
@@ -73,8 +75,8 @@ TASKS = {
 DEFAULT_TASK = next(iter(TASKS))
 
 
-def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
-    """The task of a model, by the name that its folder says, if it says one; else by what the folder holds.
+def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
+    """Returns the task of a model: the one that its folder names, or else one that what the folder holds fits.
 
     Args:
         name: the name of the task; None in folders that were imported, or saved from Python.
@@ -99,7 +101,7 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
+    """Returns the name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
 
     Raises:
         RequestError: see `task_named`.

@@ -1,3 +1,3 @@
-"""The version of this package, which every run says it was written by."""
+"""Holds the version of this package, which every run names as its writer."""
 
 __version__ = "0.2.0"

@@ -57,8 +57,8 @@ from keras_transformer.importing.weights import (
     open_weights,
 )
 from keras_transformer.spec import model_spec
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.tokenizer import END
 
 SEQ2SEQ_REQUIRED: RequiredValues = {

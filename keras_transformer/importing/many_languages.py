@@ -58,8 +58,8 @@ from keras_transformer.importing.sentencepiece_rewrite import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, content_of, dicts_in, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.tokenizer import parse_model
 
 NORMS: RequiredValues = {"add_final_layer_norm": True, "normalize_before": True}

@@ -1,4 +1,4 @@
-"""Layers of the Transformer. They use `keras_transformer.ops` alone: they run on every backend of Keras, and export."""
+"""Exports the layers of the Transformer. They use `keras_transformer.ops` alone, so every backend runs them."""
 
 from __future__ import annotations
 
@@ -39,54 +39,4 @@ from keras_transformer.layers.score import Additive, AlibiPositions, BucketPosit
 from keras_transformer.layers.stack import Stack, UniversalStack
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
 
-__all__ = [
-    "Additive",
-    "AlibiPositions",
-    "AttentiveStem",
-    "BucketPositions",
-    "CausalBlock",
-    "ClassToken",
-    "CompressedAttention",
-    "Conv2D",
-    "DecoderBlock",
-    "Dense",
-    "Dot",
-    "Dropout",
-    "EncoderBlock",
-    "Experts",
-    "FeedForward",
-    "GatedFeedForward",
-    "Gelu",
-    "GeluTanh",
-    "General",
-    "ImageAttention",
-    "Layer",
-    "LayerNorm",
-    "LearnedPositions",
-    "LocalAttention",
-    "Location",
-    "MultiHeadAttention",
-    "NoPositions",
-    "NoResidual",
-    "Patches",
-    "Positions",
-    "PostNorm",
-    "PreNorm",
-    "Relu",
-    "Residual",
-    "RmsNorm",
-    "RotaryPositions",
-    "ScaledDot",
-    "Silu",
-    "SinusoidalPositions",
-    "Stack",
-    "SubNorm",
-    "TokenEmbedding",
-    "UniversalStack",
-    "WindowedAttention",
-    "XposPositions",
-    "causal_mask",
-    "keys_mask",
-    "padding_mask",
-    "positions_of",
-]
+__all__ = [name for name in dir() if getattr(globals()[name], "__module__", "").startswith(f"{__name__}.")]

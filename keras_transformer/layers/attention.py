@@ -1,9 +1,8 @@
-"""Multi-head attention (paper, section 3.2)."""
+"""Computes multi-head attention (paper, section 3.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import keras
 
@@ -11,14 +10,17 @@ from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers.attention_ops import (
     HIDDEN,
+    Cache,
     KeysValues,
+    PositionTerms,
     Projection,
-    Shared,
-    are_several,
+    Size,
+    cache_mask,
     check_mask,
     empty_cache,
     extended,
     grouped,
+    is_prefill,
     joined_heads,
     joint_mask,
     key_positions,
@@ -26,15 +28,12 @@ from keras_transformer.layers.attention_ops import (
     projected_heads,
     rotate,
     ungrouped,
-    written,
 )
-from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
+from keras_transformer.layers.layer import Dropout, Layer, LayerArguments, Shape, glorot, make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import scaled_dot
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
-
-Shape = Sequence[int | None]
+from keras_transformer.spec.options import PartConfig
 
 
 class SelfAttention(Layer):
@@ -44,10 +43,10 @@ class SelfAttention(Layer):
     """
 
     needs_causal_mask = True  # whether a block that decodes hides later positions from it by a mask
-    reads_at_once = False  # whether `step` takes several positions of a prompt
+    supports_prefill = False  # whether `step` takes several positions of a prompt
 
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
-        """The bias of positions in the form in which this attention adds it to the logits of whole sequences.
+        """Returns the bias of positions in the form in which this attention adds it to the logits of whole sequences.
 
         Args:
             positions: the layer.
@@ -61,7 +60,7 @@ class SelfAttention(Layer):
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """softmax(Q Kᵀ / √H), computed in float32 (paper, equation 1).
+    """Computes softmax(Q Kᵀ / √H) in float32 (paper, equation 1).
 
     The score of a hidden key is exactly 0. If a query sees no key, its scores are 0, not NaN.
 
@@ -84,9 +83,9 @@ def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
     return _softmax(logits + (1.0 - seen) * HIDDEN) * seen
 
 
-@ops.replaceable
+@ops.overridable
 def seen_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """`masked_softmax`, where every query that counts sees a key: an export may give others what it likes."""
+    """Computes `masked_softmax` where every query that counts sees a key: an export may give others any scores."""
     return masked_softmax(logits, attention_mask)
 
 
@@ -102,7 +101,7 @@ class AttentionInputs(NamedTuple):
     memory: Tensor
     attention_mask: Tensor | None
     memory_mask: Tensor | None
-    shared: Shared | None
+    shared: PositionTerms | None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -148,7 +147,7 @@ class MultiHeadAttention(SelfAttention):
     (2, 5, 512)
     """
 
-    # What back ends may do in their own ways. A subclass has others, if its cache or its queries do not allow these.
+    # Back ends may override these. A subclass has others, if its cache or its queries do not allow these.
     _empty_cache = staticmethod(empty_cache)
     _softmax = staticmethod(seen_softmax)
 
@@ -157,12 +156,12 @@ class MultiHeadAttention(SelfAttention):
         num_heads: int,
         key_dim: int,
         dropout: float = 0.0,
-        score: str | Config = "scaled_dot",
+        score: PartConfig = "scaled_dot",
         use_bias: bool = False,
-        inner_norm: str | Config | None = None,
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
         num_key_value_heads: int | None = None,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, key_dim=key_dim, num_key_value_heads=num_key_value_heads)
@@ -187,7 +186,7 @@ class MultiHeadAttention(SelfAttention):
         self.scores_dropout = Dropout(dropout, dtype=self.dtype_policy)
         self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, sizes)
 
-    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
+    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         query_dim, memory_dim = query_shape[-1], (memory_shape or query_shape)[-1]
         heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
         self.query_kernel, self.query_bias = self._projection("query", query_dim, heads_dim)
@@ -209,7 +208,7 @@ class MultiHeadAttention(SelfAttention):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
         inputs = AttentionInputs(query, memory, attention_mask, memory_mask, shared)
@@ -221,19 +220,24 @@ class MultiHeadAttention(SelfAttention):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
+        """Returns the output of `call`, and the scores (B, N, T, S) of all pairs of positions."""
         inputs = AttentionInputs(query, memory, attention_mask, memory_mask, shared)
-        return self._output_and_scores(inputs, training)
+        output, scores = self._output_and_scores(inputs, training)
+        return output, self._scores_of_pairs(scores, inputs)
+
+    def _scores_of_pairs(self, scores: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Makes scores (B, N, T, S) of all pairs of positions from those of `_output_and_scores`."""
+        return scores
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, T, D), and the scores in the form in which this attention computes them."""
+        """Returns the output (B, T, D), and the scores in the form in which this attention computes them."""
         return self._attend(*self._projected(inputs), inputs.shared, training)
 
     def _projected(self, inputs: AttentionInputs) -> tuple[Tensor, KeysValues, Tensor | None]:
-        """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
+        """Projects a query (B, N, T, H), keys and values (B, N, S, H), and combines the masks."""
         query, memory, attention_mask, memory_mask, shared = inputs
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
@@ -244,56 +248,56 @@ class MultiHeadAttention(SelfAttention):
         return self.project_query(query, shared), keys_values, attention_mask
 
     @property
-    def reads_at_once(self) -> bool:  # type: ignore[override]
+    def supports_prefill(self) -> bool:  # type: ignore[override]
         """Whether `step` takes several positions of a prompt. A subclass with another step says so itself."""
         return type(self).step is MultiHeadAttention.step
 
-    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`: keys and values (B, K, G, L, H), L = `max_length`.
+    def init_cache(self, batch_size: Size, num_beams: int, max_length: Size) -> Cache:
+        """Returns the empty cache of `step`: keys and values (B, K, G, L, H), L = `max_length`.
 
         Another attention may return any nest of tensors (B, K, ...).
         """
         shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)
         return KeysValues(*(self._empty_cache(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys that the step at `index` sees with this cache; negative where none is."""
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
+        """Returns the positions (S,) of the keys that the step at `index` sees; negative where there is none yet."""
         return key_positions(cache.keys, index)
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention at one position, for each of K beams; or at several positions of one, see `reads_at_once`.
+    def step(self, x: Tensor, cache: Cache, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Cache]:
+        """Computes self-attention at one position of K beams; or at several positions of one, see `supports_prefill`.
 
         Args:
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
             index: the position, from 0; or (T,), the first T of them, and the cache is empty.
-            shared: the bias (N, 1 or T, S) of the keys that `positions_of_keys` lists, and the rotation of `index`.
+            shared: the bias (N, 1 or T, S) of the keys that `key_positions` lists, and the rotation of `index`.
 
         Returns:
             (B, K or T, D), and the cache with `index` in it.
         """
-        axis = 1 if are_several(index) else position_axis(x, cache.keys)
+        axis = 1 if is_prefill(index) else position_axis(x, cache.keys)
         x = ops.expand_dims(x, axis)  # (B, K, 1, D)
         query, new = self.project_both(x, shared)  # keys and values (B, K, G, 1, H)
-        visible = self._visible(self.positions_of_keys(cache, index), index)
+        visible = self._visible(self.key_positions(cache, index), index)
         seen = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
         x, _ = self._attend(query, seen, visible, shared)
         return ops.squeeze(x, axis), KeysValues(*(self._cached(each, index) for each in seen))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-        """Keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
+        """Returns keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
         return extended(cache, new, index)
 
     def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
-        """What a cache keeps of the keys or values (..., S, H) that the step at `index` saw."""
+        """Returns what a cache keeps of the keys or values (..., S, H) that the step at `index` saw."""
         return seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
-        """Which keys, at such positions (S,), the beams see in the step at `index`, see `written`."""
-        return written(positions, index)
+        """Returns the mask of keys at positions (S,) for the step at `index`, see `cache_mask`."""
+        return cache_mask(positions, index)
 
-    def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
-        """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).
+    def attend_memory(self, x: Tensor, memory: KeysValues, memory_mask: Tensor) -> Tensor:
+        """Computes encoder-decoder attention at one position: (B, K, D) → (B, K, D).
 
         Args:
             x: (B, K, D), the states of the beams.
@@ -304,18 +308,18 @@ class MultiHeadAttention(SelfAttention):
         x, _ = self._attend(self.project_query(x), memory, memory_mask)
         return x
 
-    def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
-        """(B, T, D) → (B, N, T, H)."""
+    def project_query(self, query: Tensor, shared: PositionTerms | None = None) -> Tensor:
+        """Projects queries: (B, T, D) → (B, N, T, H)."""
         (query,) = projected_heads(query, [self._query_projection()])
         return _rotated_query(query, shared)
 
-    def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
-        """(B, S, D) → keys and values, each (B, G, S, H). Decoding projects the memory once per sentence."""
+    def project_memory(self, memory: Tensor, shared: PositionTerms | None = None) -> KeysValues:
+        """Projects keys and values: (B, S, D) → each (B, G, S, H). Decoding does so once per sentence."""
         keys, values = projected_heads(memory, self._memory_projections())
         return KeysValues(_rotated_keys(keys, shared), values)
 
-    def project_both(self, x: Tensor, shared: Shared | None = None) -> tuple[Tensor, KeysValues]:
-        """What `project_query` and `project_memory` give of the same states."""
+    def project_both(self, x: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, KeysValues]:
+        """Returns `project_query` and `project_memory` of the same states."""
         keys, values, query = projected_heads(x, [*self._memory_projections(), self._query_projection()])
         return _rotated_query(query, shared), KeysValues(_rotated_keys(keys, shared), values)
 
@@ -331,10 +335,10 @@ class MultiHeadAttention(SelfAttention):
         query: Tensor,
         memory: KeysValues,
         attention_mask: Tensor | None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Projected query (..., N, T, H), keys and values (..., G, S, H) → (..., T, D), and scores (..., N, T, S)."""
+        """Attends with a query (..., N, T, H) to (..., G, S, H): the output (..., T, D), and scores (..., N, T, S)."""
         length = ops.shape(query)[-2]
         logits = ungrouped(self.score(grouped(query, self.num_groups), memory.keys), self.num_heads, length)
         if shared is not None and shared.bias is not None:
@@ -356,22 +360,22 @@ class MultiHeadAttention(SelfAttention):
 
     def compute_output_shape(
         self,
-        query_shape: tuple,
-        memory_shape: tuple,
-        attention_mask_shape: tuple | None = None,
-        memory_mask_shape: tuple | None = None,
+        query_shape: Shape,
+        memory_shape: Shape,
+        attention_mask_shape: Shape | None = None,
+        memory_mask_shape: Shape | None = None,
         shared_shape: None = None,
-    ) -> tuple:
+    ) -> Shape:
         _check_axes(query_shape, memory_shape, attention_mask_shape, memory_mask_shape)
         return query_shape
 
 
-def _rotated_query(query: Tensor, shared: Shared | None) -> Tensor:
+def _rotated_query(query: Tensor, shared: PositionTerms | None) -> Tensor:
     rotation = None if shared is None else shared.rotation
     return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
 
 
-def _rotated_keys(keys: Tensor, shared: Shared | None) -> Tensor:
+def _rotated_keys(keys: Tensor, shared: PositionTerms | None) -> Tensor:
     rotation = None if shared is None else shared.rotation
     return keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
 

@@ -1,4 +1,4 @@
-"""The parts of an attention as functions: masks, heads, the cache of decoding, and the rotation by positions.
+"""Computes the parts of an attention: masks, heads, the cache of decoding, and the rotation by positions.
 
 This module alone makes masks. They are booleans, True = visible.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,21 +17,24 @@ from keras_transformer import ops
 from keras_transformer.ops import Tensor
 
 FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
+# The cache of a self-attention: any nest of tensors (B, K, ...), such as `KeysValues`.
+Cache: TypeAlias = Any
+Size: TypeAlias = int | Tensor  # a tensor where only the running graph knows the number
 HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
 
 
 def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
-    """True at real tokens, False at padding: ids (B, S) → (B, S)."""
+    """Marks real tokens by True, padding by False: ids (B, S) → (B, S)."""
     return ops.not_equal(ids, pad_token_id)
 
 
 def real_labels(labels: Tensor) -> Tensor:
-    """True where a label counts: labels (B,) of whole rows all count; of labels (B, T) of tokens, 0 is padding."""
+    """Marks the labels that count: labels (B,) of whole rows all do; of labels (B, T) of tokens, 0 is padding."""
     return padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")
 
 
-def causal_mask(length: int | Tensor) -> Tensor:
-    """(1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
+def causal_mask(length: Size) -> Tensor:
+    """Returns (1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
     positions = ops.arange(length)
     return (positions[None, :] <= positions[:, None])[None]
 
@@ -42,12 +45,12 @@ def keys_mask(mask: Tensor) -> Tensor:
 
 
 def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
-    """What both masks show: an attention mask (B, T, S) or what broadcasts to it, and a padding mask (B, S)."""
-    return both(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
+    """Combines an attention mask, which broadcasts to (B, T, S), and a padding mask (B, S)."""
+    return combined_masks(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
 
 
-def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """What two attention masks show. None hides nothing."""
+def combined_masks(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Combines two attention masks: a key is visible if both show it. None hides nothing."""
     if mask is None or other is None:
         return other if mask is None else mask
     check_mask(other.shape)
@@ -72,15 +75,15 @@ class Projection(NamedTuple):
     num_heads: int  # N
 
 
-@ops.replaceable
+@ops.overridable
 def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
-    """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
+    """Projects states (..., T, D) to heads (..., N, T, H) of each projection. An export may join the products."""
     sizes = ops.shape(x)[:-1]
     return [split_heads(ops.product(x, kernel, bias), num_heads, sizes) for kernel, bias, num_heads in projections]
 
 
-def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Any] | None = None) -> Tensor:
-    """(..., T, N·H) → (..., N, T, H).
+def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Size] | None = None) -> Tensor:
+    """Splits heads: (..., T, N·H) → (..., N, T, H).
 
     tf2onnx, by which Keras exports to ONNX, loses a reshape to its input's own sizes, and one that moves an axis of
     size 1. So `sizes`, (..., T), come from another tensor where the input is a product, and one head moves no axis.
@@ -92,7 +95,7 @@ def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Any] | None = None) -
 
 
 def joined_heads(x: Tensor) -> Tensor:
-    """(..., N, T, H) → (..., T, N·H)."""
+    """Joins heads: (..., N, T, H) → (..., T, N·H)."""
     if x.shape[-3] == 1:
         return ops.squeeze(x, -3)
     x = ops.swapaxes(x, -2, -3)  # (..., T, N, H)
@@ -100,7 +103,7 @@ def joined_heads(x: Tensor) -> Tensor:
 
 
 def grouped(x: Tensor, num_groups: int) -> Tensor:
-    """(..., N, T, H) → (..., G, N/G·T, H): the query heads of a group become more queries of its one key head.
+    """Makes the query heads of a group more queries of its one key head: (..., N, T, H) → (..., G, N/G·T, H).
 
     So a product with keys (..., G, S, H) needs no copies of them.
     """
@@ -110,8 +113,8 @@ def grouped(x: Tensor, num_groups: int) -> Tensor:
     return ops.reshape(x, (*batch, num_groups, num_heads // num_groups * length, size))
 
 
-def ungrouped(x: Tensor, num_heads: int, length: int | Tensor) -> Tensor:
-    """(..., G, N/G·T, S) → (..., N, T, S), the inverse of `grouped`; `length` is T."""
+def ungrouped(x: Tensor, num_heads: int, length: Size) -> Tensor:
+    """Inverts `grouped`: (..., G, N/G·T, S) → (..., N, T, S); `length` is T."""
     *batch, num_groups, _, size = ops.shape(x)
     return x if num_heads == num_groups else ops.reshape(x, (*batch, num_heads, length, size))
 
@@ -123,73 +126,72 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-def are_several(index: Tensor) -> bool:
-    """Whether an index is that of several positions (T,), and not of one ()."""
+def is_prefill(index: Tensor) -> bool:
+    """Whether a step takes several positions (T,) of a prompt, and not one ()."""
     return len(getattr(index, "shape", ())) > 0
 
 
-@ops.replaceable
+@ops.overridable
 def position_axis(x: Tensor, keys: Tensor) -> int:
-    """Where states (B, K, D) of beams get the axis T of positions: each beam is a sequence of one, (B, K, 1, D).
+    """Returns the axis of positions for states (B, K, D) of beams. Each beam is a sequence of one, (B, K, 1, D).
 
     An export may make the beams one sequence, (B, 1, K, D), which share their keys (B, 1, G, S, H).
     """
     return -2
 
 
-@ops.replaceable
+@ops.overridable
 def empty_cache(shape: tuple, dtype: str) -> Tensor:
-    """The keys or values (..., L, H) of no position; an export keeps no room for those that follow."""
+    """Returns empty keys or values (..., L, H); an export keeps no room for those that follow."""
     return ops.zeros(shape, dtype=dtype)
 
 
-@ops.replaceable
+@ops.overridable
 def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-    """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next.
+    """Returns a cache (..., L, H) with `new` (..., 1, H) at the next position, `index`.
 
-    Several positions (T,) are the first: `new` (..., T, H) stands in place of as many, and all of `new` is kept. An
-    export takes any that are the next.
+    Several positions (T,) must be the first: `new` (..., T, H) replaces as many. An export takes any that are the next.
     """
-    if are_several(index):
+    if is_prefill(index):
         return ops.concatenate([new, cache[..., ops.shape(new)[-2] :, :]], axis=-2)
     return write_at(cache, new, index)
 
 
-@ops.replaceable
-def positions_in(keys: Tensor) -> Tensor:
-    """The positions (S,) of keys (..., S, H) that lie in a cache from position 0 on."""
+@ops.overridable
+def cached_positions(keys: Tensor) -> Tensor:
+    """Returns the positions (S,) of keys (..., S, H) in a cache that begins with position 0."""
     return ops.arange(ops.shape(keys)[-2])
 
 
-@ops.replaceable
+@ops.overridable
 def key_positions(keys: Tensor, index: Tensor) -> Tensor:
-    """The positions (S,) of the keys that the step at `index` sees with such a cache."""
-    if are_several(index):
+    """Returns the positions (S,) of the keys that the step at `index` sees with such a cache."""
+    if is_prefill(index):
         return ops.arange(ops.maximum(ops.shape(keys)[-2], ops.shape(index)[0]))
-    return positions_in(keys)
+    return cached_positions(keys)
 
 
-def shorter(length: int | Tensor, most: int | Tensor) -> Any:
-    """A length, but at most another one; each is a number, or a scalar that the graph knows when it runs."""
+def shorter(length: Size, most: Size) -> Size:
+    """Returns the smaller of two lengths; each is a number, or a scalar that the graph knows when it runs."""
     return min(length, most) if isinstance(length, int) and isinstance(most, int) else ops.minimum(length, most)
 
 
-@ops.replaceable
+@ops.overridable
 def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
-    """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
+    """Returns a cache (..., r, H) of the last r positions in which `new` (..., 1, H) of `index` replaces the oldest."""
     return write_at(cache, new, ops.mod(index, size))
 
 
-@ops.replaceable
+@ops.overridable
 def ring_of(keys: Tensor, index: Tensor, size: int) -> Tensor:
-    """The ring (..., r, H) of the keys (..., S, H) that `extended` gives for several positions `index` (T,)."""
+    """Returns the last r positions (..., r, H) of the keys (..., S, H) that `extended` gives for positions (T,)."""
     kept = ops.plain(ring_positions)(keys, size, ops.shape(index)[0] - 1)
     return ops.take(keys, ops.maximum(kept, 0), axis=-2)
 
 
-@ops.replaceable
+@ops.overridable
 def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
-    """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet.
+    """Returns the positions (r,) of the keys in a ring after the step at `index`; negative where there is none yet.
 
     A cache for fewer than `size` positions has as many slots as positions.
     """
@@ -198,9 +200,9 @@ def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
     return ops.subtract(index, ages)
 
 
-@ops.replaceable
-def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
-    """Whether a beam sees a key: where there is one.
+@ops.overridable
+def cache_mask(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
+    """Returns the mask of filled cache positions.
 
     Args:
         positions: (S,), as `key_positions` or `ring_positions` gives them.
@@ -208,16 +210,16 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
         size: how many positions the ring holds; None for a cache that is no ring.
 
     Returns:
-        booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S), or for several positions
+        Booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S), or for several positions
         to (B, 1, T, S); None if it sees all.
     """
-    if are_several(index):
-        return seen_from(positions, index, size)
+    if is_prefill(index):
+        return causal_cache_mask(positions, index, size)
     return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))[None, None, None]
 
 
-def seen_from(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
-    """(1, 1, T, S) Which keys, at positions (S,), are seen from each of several positions (T,), see `written`."""
+def causal_cache_mask(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
+    """Returns the causal mask (1, 1, T, S) of queries at positions (T,) over cached keys at positions (S,)."""
     ages = ops.subtract(ops.expand_dims(index, -1), positions)  # (T, S)
     seen = ages >= 0 if size is None else ops.logical_and(ages >= 0, ages < size)
     return ops.expand_dims(seen, (0, 1))
@@ -242,7 +244,7 @@ class Rotation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shared:
+class PositionTerms:
     """The bias and the rotation of positions in self-attention.
 
     It is a dataclass, because Keras would cast bare tensors to a layer's compute type.
@@ -283,7 +285,7 @@ def angles_of(
     interpolation: float = 1.0,
     stretched: tuple[float, float] | None = None,
 ) -> Tensor:
-    """position / base^(2i/size) for each pair i of `size` numbers, without whole turns: (...) → (..., size/2), float32.
+    """Computes position / base^(2i/size) of each pair i, without whole turns: (...) → (..., size/2), float32.
 
     A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
     numbers here. The first two have so few bits that their products with whole positions below 131,072 are exact, and
@@ -306,9 +308,9 @@ def angles_of(
 def _turns_of_a_position(
     size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
 ) -> np.ndarray:
-    """The turns of each pair in a position: (3, size/2) float32, to be added up."""
+    """Returns the turns of each pair in a position: (3, size/2) float32, to be added up."""
     turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
-    kept: Any = 0.0  # the share of each wave that is not stretched
+    kept = np.zeros(())  # the share of each wave that is not stretched
     if stretched is not None:
         most, least = (1.0 / wavelength for wavelength in stretched)
         kept = np.clip((turns - least) / (most - least), 0.0, 1.0)
@@ -322,5 +324,5 @@ def _turns_of_a_position(
 
 
 def in_both_halves(of_pairs: Tensor) -> Tensor:
-    """Numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
+    """Repeats numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
     return ops.concatenate([of_pairs, of_pairs], axis=-1)

@@ -1,4 +1,4 @@
-"""Losses beside the labels': what layers add, and R-Drop."""
+"""Extra losses: those that layers report, and R-Drop."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 
+Batch = TypeVar("Batch")  # any nest of arrays
+
 
 class AuxiliaryLoss(NamedTuple):
-    """What one layer reports of one part of a batch.
+    """Holds what one layer reports of one part of a batch.
 
     Args:
         counts: (C,) float32, without a gradient.
@@ -28,7 +30,7 @@ class AuxiliaryLoss(NamedTuple):
 
 @dataclass
 class _Collection:
-    """What was reported so far, and which tokens are real where it is reported."""
+    """Holds what was reported so far, and which tokens are real."""
 
     losses: list[AuxiliaryLoss] = field(default_factory=list)
     attention_mask: Tensor | None = None
@@ -55,7 +57,7 @@ def collected() -> Iterator[list[AuxiliaryLoss]]:
 
 
 @contextmanager
-def of_stack(stack: Any, attention_mask: Tensor | None, training: bool) -> Iterator[None]:
+def of_stack(stack: keras.layers.Layer, attention_mask: Tensor | None, training: bool) -> Iterator[None]:
     """Lets the layers of a stack report in training.
 
     If nobody collects, as in Keras's own step of training, the losses become those of the stack, by `add_loss`. In this
@@ -81,7 +83,7 @@ def are_collected() -> bool:
     return _current.get() is not None
 
 
-def report(layer: Any, counts: Tensor, share: Callable[[Tensor], Tensor]) -> None:
+def report(layer: keras.layers.Layer, counts: Tensor, share: Callable[[Tensor], Tensor]) -> None:
     """Reports an auxiliary loss, see `AuxiliaryLoss`. Outside of a stack, where nobody collects, the layer adds it."""
     collection, loss = _current.get(), AuxiliaryLoss(ops.stop_gradient(counts), share)
     if collection is None:
@@ -91,7 +93,7 @@ def report(layer: Any, counts: Tensor, share: Callable[[Tensor], Tensor]) -> Non
 
 
 def real_tokens(x: Tensor) -> Tensor:
-    """1 at the real tokens of states (..., D), 0 at padding: (...) float32.
+    """Returns 1 at the real tokens of states (..., D), 0 at padding: (...) float32.
 
     A stack's mask tells what is padding; outside of a stack Keras's does.
     """
@@ -104,12 +106,12 @@ def real_tokens(x: Tensor) -> Tensor:
 
 
 def counts_of(losses: list[AuxiliaryLoss]) -> Tensor:
-    """The counts of all losses, one after the other."""
+    """Joins the counts of all losses, one after the other."""
     return ops.concatenate([loss.counts for loss in losses])
 
 
 def total(losses: list[AuxiliaryLoss], counts: Tensor | None = None) -> Tensor:
-    """The sum of the shares.
+    """Sums the shares of the losses.
 
     Args:
         losses: what was reported.
@@ -124,17 +126,17 @@ def total(losses: list[AuxiliaryLoss], counts: Tensor | None = None) -> Tensor:
 
 
 def gradient_alone(loss: Tensor) -> Tensor:
-    """0, with the gradient of the loss. NaN if the loss is NaN or infinite."""
+    """Returns zero whose gradient is the loss's gradient (straight-through). NaN if the loss is NaN or infinite."""
     return loss - ops.stop_gradient(loss)
 
 
-def twice(data: object) -> Any:
-    """All rows (B, ...) of each array, then all rows once more: (2B, ...). Dropout treats the two unlike."""
+def twice(data: Batch) -> Batch:
+    """Repeats the rows (B, ...) of each array: (2B, ...). Dropout treats the two unlike."""
     return keras.tree.map_structure(lambda array: ops.concatenate([array, array]), data)
 
 
 def divergence(logits: Tensor, weights: Tensor) -> Tensor:
-    """The mean of both Kullback-Leibler divergences between the two passes, summed over the labels.
+    """Returns the mean of both Kullback-Leibler divergences between the two passes, summed over the labels.
 
     R-Drop (Wu et al. 2021, arXiv 2106.14448, section 2.2, equation 2): KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q).
 

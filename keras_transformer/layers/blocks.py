@@ -1,27 +1,45 @@
-"""Blocks of the encoder, of the decoder, and of a decoder that stands alone (paper, Figure 1)."""
+"""Builds the blocks of encoder, decoder, and a decoder that stands alone (paper, Figure 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import Shared, both, causal_mask, keys_mask
-from keras_transformer.layers.layer import Layer, make_part
+from keras_transformer.layers.attention_ops import (
+    Cache,
+    KeysValues,
+    PositionTerms,
+    causal_mask,
+    combined_masks,
+    keys_mask,
+)
+from keras_transformer.layers.layer import Layer, LayerArguments, make_part
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.options import PartConfig
 
-PartConfig = str | Config
+Kept = TypeVar("Kept")
 Sublayer = Callable[[Tensor], Tensor]
 
 
+def keeping(attend: Callable[[Tensor], tuple[Tensor, Kept]], kept: list[Kept]) -> Sublayer:
+    """Makes a sub-layer of a function that returns something beside the states: that goes into a list."""
+
+    def sublayer(x: Tensor) -> Tensor:
+        x, beside = attend(x)
+        kept.append(beside)
+        return x
+
+    return sublayer
+
+
 class _Block(Layer):
-    """The configuration of both blocks, and the mask of self-attention. Each block makes its own sub-layers.
+    """The base of blocks: their configuration, and the mask of self-attention. Each block makes its own sub-layers.
 
     A block that decodes is causal by itself: no position sees a later one, whatever mask comes. So what `call` and
     `with_scores` compute of a whole sequence is what `step` computes of its positions, one after the other.
@@ -45,7 +63,7 @@ class _Block(Layer):
         activation: PartConfig = "relu",
         attention_bias: bool = False,
         gain: float = 1.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_rates(dropout=dropout, attention_dropout=attention_dropout)
@@ -68,7 +86,7 @@ class _Block(Layer):
     def _make_sublayers(self) -> None:
         raise NotImplementedError
 
-    def _self_attention(self) -> Any:
+    def _self_attention(self) -> keras.layers.Layer:
         required = {"use_bias": self.attention_bias, "inner_norm": self._inner_norm(), "gain": self.gain}
         sizes = {**self._attention_sizes(), "is_causal": self.is_causal}
         return make_part("attention", self.attention, self.dtype_policy, sizes, **required)
@@ -78,7 +96,7 @@ class _Block(Layer):
         sizes = {**self._attention_sizes(), **groups}
         return MultiHeadAttention(**sizes, use_bias=self.attention_bias, dtype=self.dtype_policy)
 
-    def _attention_sizes(self) -> Config:
+    def _attention_sizes(self) -> dict[str, Any]:
         return {
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
@@ -86,21 +104,21 @@ class _Block(Layer):
             "score": self.score,
         }
 
-    def _feed_forward(self) -> Any:
+    def _feed_forward(self) -> keras.layers.Layer:
         sizes = {"intermediate_dim": self.intermediate_dim, "activation": self.activation}
         required = {"inner_norm": self._inner_norm(), "gain": self.gain}
         return make_part("feed_forward", self.feed_forward_config, self.dtype_policy, sizes, **required)
 
-    def _residual(self) -> Any:
+    def _residual(self) -> keras.layers.Layer:
         sizes = {"dropout": self.dropout, "norm": self.norm}
         return make_part("residual", self.residual, self.dtype_policy, sizes)
 
-    def _mask(self, x: Tensor, attention_mask: Tensor | None, shared: Shared | None) -> Tensor | None:
-        """The mask of self-attention: what `attention_mask` shows, and no later position if the block decodes."""
+    def _mask(self, x: Tensor, attention_mask: Tensor | None, shared: PositionTerms | None) -> Tensor | None:
+        """Returns the mask of self-attention: `attention_mask`, without later positions if the block decodes."""
         is_masked = shared is not None and shared.is_masked
         if is_masked or not (self.is_causal and self.self_attention.needs_causal_mask):
             return attention_mask
-        return both(causal_mask(ops.shape(x)[1]), attention_mask)
+        return combined_masks(causal_mask(ops.shape(x)[1]), attention_mask)
 
     def _inner_norm(self) -> PartConfig | None:
         return self.norm if model_spec.row("residual", self.residual).load().has_inner_norm else None
@@ -146,28 +164,23 @@ class EncoderBlock(_Block):
             layer.build(x_shape)
 
     def call(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None, training: bool = False
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        shared: PositionTerms | None = None,
+        training: bool = False,
     ) -> Tensor:
-        attention_mask = self._mask(x, attention_mask, shared)
-
-        def attend(x: Tensor) -> Tensor:
-            return self.self_attention(x, x, attention_mask, shared=shared, training=training)
-
-        return self._sublayers(x, attend, training)
+        mask = self._mask(x, attention_mask, shared)
+        return self._sublayers(x, lambda x: self.self_attention(x, x, mask, shared=shared, training=training), training)
 
     def with_scores(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: PositionTerms | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The output of `call`, and the scores of self-attention (B, N, S, S)."""
-        scores: dict[str, Tensor] = {}
-        attention_mask = self._mask(x, attention_mask, shared)
-
-        def attend(x: Tensor) -> Tensor:
-            x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
-            return x
-
-        x = self._sublayers(x, attend)
-        return x, scores["self"]
+        """Returns the output of `call`, and the scores of self-attention (B, N, S, S)."""
+        scores: list[Tensor] = []
+        mask = self._mask(x, attention_mask, shared)
+        attend = keeping(lambda x: self.self_attention.with_scores(x, x, mask, shared=shared), scores)
+        return self._sublayers(x, attend), scores[0]
 
     def _sublayers(self, x: Tensor, attend: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend, training=training)
@@ -216,7 +229,7 @@ class DecoderBlock(_Block):
         self.feed_forward = self._feed_forward()
         self.feed_forward_residual = self._residual()
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         self.self_attention.build(x_shape)
         self.cross_attention.build(x_shape, memory_shape)
         self.feed_forward.build(x_shape)
@@ -229,22 +242,26 @@ class DecoderBlock(_Block):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
-        attention_mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
-
-        def attend_self(x: Tensor) -> Tensor:
-            return self.self_attention(x, x, attention_mask, shared=shared, training=training)
-
-        def attend_memory(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory, memory_mask, training=training)
-
-        return self._sublayers(x, attend_self, attend_memory, training)
+        mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
+        return self._sublayers(
+            x,
+            lambda x: self.self_attention(x, x, mask, shared=shared, training=training),
+            lambda x: self.cross_attention(x, memory, memory_mask, training=training),
+            training,
+        )
 
     def step(
-        self, x: Tensor, cache: Any, memory: Any, memory_mask: Tensor, index: Tensor, shared: Shared | None = None
-    ) -> tuple[Tensor, Any]:
+        self,
+        x: Tensor,
+        cache: Cache,
+        memory: KeysValues,
+        memory_mask: Tensor,
+        index: Tensor,
+        shared: PositionTerms | None = None,
+    ) -> tuple[Tensor, Cache]:
         """Decodes one target position of K beams.
 
         Args:
@@ -258,17 +275,13 @@ class DecoderBlock(_Block):
         Returns:
             (B, K, D), and the cache with this position in it.
         """
-        caches: Config = {}
-
-        def attend_self(x: Tensor) -> Tensor:
-            x, caches["self"] = self.self_attention.step(x, cache, index, shared)
-            return x
-
-        def attend_memory(x: Tensor) -> Tensor:
-            return self.cross_attention.attend_memory(x, memory, memory_mask)
-
-        x = self._sublayers(x, attend_self, attend_memory)
-        return x, caches["self"]
+        caches: list[Cache] = []
+        x = self._sublayers(
+            x,
+            keeping(lambda x: self.self_attention.step(x, cache, index, shared), caches),
+            lambda x: self.cross_attention.attend_memory(x, memory, memory_mask),
+        )
+        return x, caches[0]
 
     def with_scores(
         self,
@@ -276,22 +289,17 @@ class DecoderBlock(_Block):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output of `call`, and the scores of self-attention (B, N, T, T) and cross-attention (B, N, T, S)."""
-        scores: dict[str, Tensor] = {}
-        attention_mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
-
-        def attend_self(x: Tensor) -> Tensor:
-            x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
-            return x
-
-        def attend_memory(x: Tensor) -> Tensor:
-            x, scores["cross"] = self.cross_attention.with_scores(x, memory, memory_mask)
-            return x
-
-        x = self._sublayers(x, attend_self, attend_memory)
-        return x, scores["self"], scores["cross"]
+        """Returns the output of `call`, and the scores of self- (B, N, T, T) and cross-attention (B, N, T, S)."""
+        scores: list[Tensor] = []
+        mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
+        x = self._sublayers(
+            x,
+            keeping(lambda x: self.self_attention.with_scores(x, x, mask, shared=shared), scores),
+            keeping(lambda x: self.cross_attention.with_scores(x, memory, memory_mask), scores),
+        )
+        return x, scores[0], scores[1]
 
     def _sublayers(self, x: Tensor, attend_self: Sublayer, attend_memory: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend_self, training=training)
@@ -328,7 +336,7 @@ class CausalBlock(EncoderBlock):
 
     is_causal = True
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, cache: Cache, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Cache]:
         """Decodes one position of K beams, or several of one beam.
 
         Args:
@@ -340,10 +348,6 @@ class CausalBlock(EncoderBlock):
         Returns:
             (B, K or T, D), and the cache with `index` in it.
         """
-        caches: Config = {}
-
-        def attend(x: Tensor) -> Tensor:
-            x, caches["self"] = self.self_attention.step(x, cache, index, shared)
-            return x
-
-        return self._sublayers(x, attend), caches["self"]
+        caches: list[Cache] = []
+        attend = keeping(lambda x: self.self_attention.step(x, cache, index, shared), caches)
+        return self._sublayers(x, attend), caches[0]

@@ -1,4 +1,4 @@
-"""Memory-compressed attention (Liu et al. 2018, arXiv 1801.10198, section 4.2.3): a convolution shortens the memory."""
+"""Computes memory-compressed attention, whose memory a convolution shortens (arXiv 1801.10198, section 4.2.3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention, masked_softmax
-from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cache, joint_mask, split_heads, write_at
+from keras_transformer.layers.attention_ops import (
+    Cache,
+    KeysValues,
+    PositionTerms,
+    Size,
+    empty_cache,
+    joint_mask,
+    split_heads,
+    write_at,
+)
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
 
@@ -68,30 +77,21 @@ class CompressedAttention(MultiHeadAttention):
         self.width = width
         self.is_causal = is_causal
 
-    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
+    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         super().build(query_shape, memory_shape)
         self.key_convolution = self._convolution("key_convolution")
         self.value_convolution = self._convolution("value_convolution")
 
-    def with_scores(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        *others: Any,
-        **named: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """The output of `call`, and scores (B, N, S, S): the positions of a block have equal parts of its score."""
-        output, scores = super().with_scores(query, memory, attention_mask, memory_mask, *others, **named)
-        length = ops.shape(query)[1]
-        is_seen = _is_seen(_as_numbers(joint_mask(attention_mask, memory_mask), length))  # (B, 1, S)
+    def _scores_of_pairs(self, scores: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Scores (B, N, S, blocks) → (B, N, S, S): the positions of a block have equal parts of its score."""
+        length = ops.shape(inputs.query)[1]
+        is_seen = _is_seen(_as_numbers(joint_mask(inputs.attention_mask, inputs.memory_mask), length))  # (B, 1, S)
         in_block = ops.repeat(ops.sum(_in_blocks(is_seen), -1), STRIDE, -1)[..., :length]
         share = ops.cast(is_seen / ops.maximum(in_block, 1.0), scores.dtype)[:, None]  # (B, 1, 1, S)
-        return output, ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
+        return ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, S, D), and the scores (B, N, S, blocks)."""
+        """Returns the output (B, S, D), and the scores (B, N, S, blocks)."""
         require_one_length(inputs.query.shape, inputs.memory.shape)
         _require_no_positions(inputs.shared)
         query, full, mask = self._projected(inputs._replace(shared=None))
@@ -100,17 +100,17 @@ class CompressedAttention(MultiHeadAttention):
         visible = self._visible_blocks(mask, length)
         return self._attend(query, self._compressed(full, _is_seen(mask)), visible, training=training)
 
-    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`, see `CompressedCache`."""
+    def init_cache(self, batch_size: Size, num_beams: int, max_length: Size) -> Cache:
+        """Returns the empty cache of `step`, see `CompressedCache`."""
         blocks = super().init_cache(batch_size, num_beams, (max_length + STRIDE - 1) // STRIDE)
         return CompressedCache(*blocks, *super().init_cache(batch_size, num_beams, STRIDE))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        """The last position (blocks,) of each block in a cache."""
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
+        """Returns the last position (blocks,) of each block in a cache."""
         return _ends(ops.shape(cache.keys)[-2])
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention at one position, see `MultiHeadAttention.step`. Each step writes the block that it is in."""
+    def step(self, x: Tensor, cache: Cache, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Cache]:
+        """Computes self-attention at one position, and writes its block. See `MultiHeadAttention.step`."""
         _require_no_positions(shared)
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
         query, new = self.project_both(x)
@@ -118,12 +118,12 @@ class CompressedAttention(MultiHeadAttention):
         last = KeysValues(write_at(cache.last_keys, new.keys, place), write_at(cache.last_values, new.values, place))
         block, at = self._compressed(last), index // STRIDE
         blocks = KeysValues(write_at(cache.keys, block.keys, at), write_at(cache.values, block.values, at))
-        visible = ops.less_equal(self.positions_of_keys(cache, index), index)
+        visible = ops.less_equal(self.key_positions(cache, index), index)
         x, _ = self._attend(query, blocks, visible[None, None, None])
         return ops.squeeze(x, -2), CompressedCache(*blocks, *last)
 
-    def _visible_blocks(self, mask: Tensor, length: int | Tensor) -> Tensor:
-        """Which blocks a query sees (B, S or 1, blocks), from the positions that it sees (B, S or 1, S)."""
+    def _visible_blocks(self, mask: Tensor, length: Size) -> Tensor:
+        """Marks the blocks that a query sees (B, S or 1, blocks), by the positions that it sees (B, S or 1, S)."""
         blocks = _in_blocks(mask)
         if not self.is_causal:
             return ops.max(blocks, axis=-1) > 0
@@ -140,7 +140,7 @@ class CompressedAttention(MultiHeadAttention):
         )
 
     def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """(..., N, S, H) → (..., N, blocks, H): a product with the joined heads of three positions at a time."""
+        """Multiplies the joined heads of three positions at a time: (..., N, S, H) → (..., N, blocks, H)."""
         size = self.num_groups * self.key_dim
         x = ops.swapaxes(x, -2, -3)  # (..., S, G, H)
         *others, length = ops.shape(x)[:-2]
@@ -155,29 +155,29 @@ class CompressedAttention(MultiHeadAttention):
         return self.add_weight(name=name, shape=(STRIDE, size, size), initializer="glorot_uniform")
 
 
-def _as_numbers(mask: Tensor | None, length: int | Tensor) -> Tensor:
-    """A mask (B, S or 1, S) as 1 and 0; without a mask, ones."""
+def _as_numbers(mask: Tensor | None, length: Size) -> Tensor:
+    """Returns a mask (B, S or 1, S) as 1 and 0; without a mask, ones."""
     return ops.ones((1, 1, length), "float32") if mask is None else ops.cast(mask, "float32")
 
 
 def _is_seen(mask: Tensor) -> Tensor:
-    """Which positions any query sees: (B, S or 1, S) → (B, 1, S)."""
+    """Marks the positions that any query sees: (B, S or 1, S) → (B, 1, S)."""
     return ops.max(mask, axis=1)[:, None]
 
 
 def _in_blocks(x: Tensor) -> Tensor:
-    """(..., S) → (..., blocks, 3), after the last with zeros."""
+    """Cuts into blocks of three: (..., S) → (..., blocks, 3), after the last with zeros."""
     count = (ops.shape(x)[-1] + STRIDE - 1) // STRIDE
     x = ops.pad(x, [*[(0, 0)] * (len(x.shape) - 1), (0, STRIDE - 1)])[..., : count * STRIDE]
     return ops.reshape(x, (*ops.shape(x)[:-1], count, STRIDE))
 
 
-def _ends(count: int | Tensor) -> Tensor:
-    """The last position of each block."""
+def _ends(count: Size) -> Tensor:
+    """Returns the last position of each block."""
     return ops.arange(count) * STRIDE + STRIDE - 1
 
 
-def _require_no_positions(shared: Shared | None) -> None:
+def _require_no_positions(shared: PositionTerms | None) -> None:
     if shared is not None and (shared.bias is not None or shared.rotation is not None):
         raise ValueError(
             "`shared` must have neither bias nor rotation: a compressed key stands for three positions. "

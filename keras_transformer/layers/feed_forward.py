@@ -1,23 +1,24 @@
-"""The feed-forward network: activations, one network, or several of which a router chooses."""
+"""Computes the feed-forward network: activations, one network, or several of which a router chooses."""
 
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.layer import Layer, glorot, make_part
+from keras_transformer.layers.layer import Layer, LayerArguments, glorot, make_part
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.options import PartConfig
 
 
 class Activation(Layer):
     """The base of activations: a function of each number, without weights: (...) → (...)."""
 
-    def __init__(self, **kwargs: object):
+    def __init__(self, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.built = True
@@ -65,15 +66,15 @@ class Silu(Activation):
 
 
 class _Network(Layer):
-    """What plain, gated and several networks have: the width, the activation and the norm within."""
+    """The base of networks: the width, the activation and the norm within."""
 
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
-        inner_norm: str | Config | None = None,
+        activation: PartConfig = "relu",
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(intermediate_dim=intermediate_dim)
@@ -127,7 +128,7 @@ class FeedForward(_Network):
         self._build_parts((*input_shape[:-1], intermediate_dim))
 
     def _product(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        """A kernel and its bias; None for no bias."""
+        """Makes a kernel and its bias; None for no bias."""
         kernel = self.add_weight(name=f"kernel_{name}", shape=(inputs, outputs), initializer=glorot(gain))
         if not self._has_biases:
             return kernel, None
@@ -166,11 +167,11 @@ class GatedFeedForward(FeedForward):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
-        inner_norm: str | Config | None = None,
+        activation: PartConfig = "relu",
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
         use_bias: bool = False,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
         self.use_bias = self._has_biases = use_bias
@@ -229,14 +230,14 @@ class Experts(_Network):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | Config = "relu",
+        activation: PartConfig = "relu",
         num_experts: int = 8,
         top_k: int = 2,
         gated: bool = False,
         alpha: float = 0.01,
-        inner_norm: str | Config | None = None,
+        inner_norm: PartConfig | None = None,
         gain: float = 1.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
         require_positive(num_experts=num_experts, top_k=top_k)
@@ -287,17 +288,17 @@ class Experts(_Network):
         return ops.reshape(ops.sum(outputs * weights, axis=0), ops.shape(x))
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """The router's probabilities (..., E) float32 of states (..., D)."""
+        """Computes the router's probabilities (..., E) float32 of states (..., D)."""
         logits = ops.matmul(ops.cast(x, "float32"), ops.cast(self.router, "float32"))
         return 0.0 * logits + 1.0 if self.num_experts == 1 else ops.softmax(logits)
 
     def chosen(self, probabilities: Tensor) -> Tensor:
-        """1 at the k experts with the highest probabilities, 0 at the others: (..., E) → (..., E) float32."""
+        """Marks the k experts with the highest probabilities by 1, the others by 0: (..., E) → (..., E) float32."""
         _, places = ops.top_k(probabilities, self.top_k)
         return ops.sum(ops.one_hot(places, self.num_experts, dtype="float32"), axis=-2)
 
     def weights_of(self, probabilities: Tensor, chosen: Tensor) -> Tensor:
-        """The weights (..., E) of the experts' outputs."""
+        """Returns the weights (..., E) of the experts' outputs."""
         weights = probabilities * chosen
         return weights if self.top_k == 1 else weights / ops.sum(weights, axis=-1, keepdims=True)
 
@@ -314,7 +315,7 @@ class Experts(_Network):
         auxiliary_losses.report(self, ops.concatenate([tokens, ops.reshape(ops.sum(real), (1,))]), share)
 
     def _outputs(self, rows: Tensor) -> Tensor:
-        """What each expert makes of each row: (R, D) → (E, R, D)."""
+        """Computes each row by each expert: (R, D) → (E, R, D)."""
         rows = ops.expand_dims(rows, 0)
         if self.kernel_gate is None:
             inner = self.activation(ops.matmul(rows, self.kernel_in) + self.bias_in)  # (E, R, F)

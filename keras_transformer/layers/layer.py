@@ -1,10 +1,10 @@
-"""The base of layers, norms and residuals; and how a part becomes a layer."""
+"""Defines the base of layers, the norms and the residuals, and makes the layer of a part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import keras
 import numpy as np
@@ -13,50 +13,61 @@ from keras_transformer import ops
 from keras_transformer.core.errors import require_rates
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
-from keras_transformer.spec.options import Config, parameters_of
+from keras_transformer.spec.options import Config, PartConfig, parameters_of
 
 EPSILON = 1e-6  # Keras's default is 1e-3
+Shape: TypeAlias = tuple[int | None, ...]
+DType: TypeAlias = str | keras.DTypePolicy
+
+
+class LayerArguments(TypedDict, total=False):
+    """The arguments of every layer of Keras, see `keras.layers.Layer`."""
+
+    name: str | None
+    dtype: DType
+    trainable: bool
+    autocast: bool
+    activity_regularizer: keras.Regularizer | None
 
 
 def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
-    """Glorot's uniform initializer, with its numbers multiplied by `gain`."""
+    """Returns Glorot's uniform initializer; it multiplies its numbers by `gain`."""
     return keras.initializers.VarianceScaling(gain**2, "fan_avg", "uniform")
 
 
-class Replaceable:
-    """A layer whose call goes to the back end of `ops`, if that is not Keras.
+class Recordable(keras.layers.Layer):
+    """A layer that the ONNX recorder can run in place of Keras.
 
-    A recorder runs the layer's `call` on values that are no tensors of Keras. Of Keras's own layers it has a form of
-    its own.
+    The recorder runs the layer's `call` on values that are no tensors of Keras. It has its own form of Keras's layers.
     """
 
-    def __call__(self, *arguments: object, **named: object) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor:
         own = ops.back_end()
         if own is None:
-            return super().__call__(*arguments, **named)  # type: ignore[misc]
+            return super().__call__(*arguments, **named)
         return own.call_layer(self, *arguments, **named)
 
     @property
     def compute_dtype(self) -> str:
-        """The type of the computation, which an export may choose."""
+        """Returns the type in which the layer computes; an export may choose another one than Keras's."""
         own = ops.back_end()
-        return super().compute_dtype if own is None else own.compute_dtype  # type: ignore[misc]
+        return super().compute_dtype if own is None else own.compute_dtype
 
 
-class _Lent:
-    """The numbers of a tensor for `np.array`, which reads them where they lie. Nobody may change them."""
+class _ZeroCopyArray:
+    """Lets NumPy read a tensor without a copy. Read only."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: str | None = None, copy: bool | None = None) -> np.ndarray:
         try:
             return np.from_dlpack(self.tensor)
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # such as on a GPU, or in bfloat16
             return np.asarray(self.tensor)
 
 
-class Layer(Replaceable, keras.layers.Layer):
+class Layer(Recordable):
     """The base of this package's layers, and of your own.
 
     A layer that takes every operation from `keras_transformer.ops` in place of `keras.ops`, and multiplies by its
@@ -65,16 +76,16 @@ class Layer(Replaceable, keras.layers.Layer):
     """
 
     def get_config(self) -> Config:
-        """The arguments of the constructors, as the layer keeps them."""
+        """Returns the arguments of the constructors, as the layer keeps them."""
         config = super().get_config()
         return {**config, **{name: self._kept(name) for name in sorted(parameters_of(type(self)) - config.keys())}}
 
-    def save_own_variables(self, store: Any) -> None:
-        """As in Keras, which copies each variable in memory; a matrix of words may be a third of the model."""
-        variables: dict[str, Any] = {}
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """As in Keras, but without a copy of each variable: an embedding may be a third of the model."""
+        variables: dict[str, keras.Variable] = {}
         super().save_own_variables(variables)
         for name, variable in variables.items():
-            store[name] = _Lent(ops.stop_gradient(variable))
+            store[name] = _ZeroCopyArray(ops.stop_gradient(variable))
 
     def _kept(self, argument: str) -> Any:
         for name in (f"{argument}_config", f"{argument}_rate", argument):
@@ -88,29 +99,29 @@ class Layer(Replaceable, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dropout(Replaceable, keras.layers.Dropout):
-    """Keras's own."""
+class Dropout(Recordable, keras.layers.Dropout):
+    """`keras.layers.Dropout`, which the recorder can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dense(Replaceable, keras.layers.Dense):
-    """Keras's own."""
+class Dense(Recordable, keras.layers.Dense):
+    """`keras.layers.Dense`, which the recorder can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Conv2D(Replaceable, keras.layers.Conv2D):
-    """Keras's own."""
+class Conv2D(Recordable, keras.layers.Conv2D):
+    """`keras.layers.Conv2D`, which the recorder can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LayerNorm(Replaceable, keras.layers.LayerNormalization):
+class LayerNorm(Recordable, keras.layers.LayerNormalization):
     """Keras's layer normalization with ε 1e-6: (..., D) → (..., D) (Ba et al. 2016, arXiv 1607.06450).
 
     Args:
         epsilon: ε, added to the variance.
     """
 
-    def __init__(self, epsilon: float = EPSILON, **kwargs: object):
+    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
         super().__init__(epsilon=epsilon, **kwargs)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
@@ -121,14 +132,14 @@ class LayerNorm(Replaceable, keras.layers.LayerNormalization):
 
 
 def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
-    """Layer normalization in at least float32 with a gradient of its own, in the type of x.
+    """Normalizes in at least float32, with a gradient of its own; the result has the type of x.
 
     Without XLA, TensorFlow's automatic gradient passes more often over x and its gradient.
     """
     compute_dtype = keras.backend.result_type(x.dtype, "float32")
 
     @ops.custom_gradient
-    def norm(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Any]:
+    def norm(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable]:
         dtype, x = x.dtype, ops.cast(x, compute_dtype)
         centred = x - ops.mean(x, axis=-1, keepdims=True)
         factor = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
@@ -148,7 +159,7 @@ def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tenso
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RmsNorm(Replaceable, keras.layers.RMSNormalization):
+class RmsNorm(Recordable, keras.layers.RMSNormalization):
     """g · x / √(mean(x²) + ε): (..., D) → (..., D) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
 
     It is Keras's RMS normalization. No mean is subtracted, and no shift is added.
@@ -157,16 +168,16 @@ class RmsNorm(Replaceable, keras.layers.RMSNormalization):
         epsilon: ε, added to the mean of the squares.
     """
 
-    def __init__(self, epsilon: float = EPSILON, **kwargs: object):
+    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
         super().__init__(epsilon=epsilon, **kwargs)
         self.supports_masking = True  # Keras's layer would lose the mask
 
 
-def make_part(slot: str, config: str | Config, dtype: Any, sizes: Config, **required: Any) -> Any:
+def make_part(slot: str, config: PartConfig, dtype: DType, sizes: Config, **required: Any) -> keras.layers.Layer:
     """Makes the layer of a part. Its constructor gets the part's options, and those sizes that it names.
 
     Args:
-        slot: a key of `family.SLOTS`.
+        slot: a key of `part_registry.SLOTS`.
         config: a name, or a dictionary of name and options.
         dtype: the layer's type or policy.
         sizes: arguments for constructors that name them. An option of the same name counts instead.
@@ -187,7 +198,8 @@ def make_part(slot: str, config: str | Config, dtype: Any, sizes: Config, **requ
     options = {name: value for name, value in config.items() if name != "name"}
     given = {name: value for name, value in sizes.items() if name in named}
     # Keras records a constructor's arguments for `get_config` only if they are text or numbers. A policy is neither.
-    dtype = dtype.name if type(dtype) is keras.DTypePolicy else dtype
+    if not isinstance(dtype, str) and type(dtype) is keras.DTypePolicy:
+        dtype = dtype.name
     return part_class(**{**given, **required, **options}, dtype=dtype)
 
 
@@ -210,10 +222,10 @@ class Residual(Layer):
         ValueError: `dropout` is not at least 0 and less than 1.
     """
 
-    closes_stack = False  # True: the stack ends with another norm
+    has_final_norm = False  # True: the stack ends with another norm
     has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last kernel
 
-    def __init__(self, dropout: float = 0.0, norm: str | Config = "layer", **kwargs: object):
+    def __init__(self, dropout: float = 0.0, norm: PartConfig = "layer", **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_rates(dropout=dropout)
         self.supports_masking = True
@@ -224,7 +236,7 @@ class Residual(Layer):
 
     @staticmethod
     def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
-        """The factor on the initial kernels of self-attention's values and output, and of feed-forward.
+        """Returns the factor on the initial kernels of self-attention's values and output, and of feed-forward.
 
         It does not change the initial weights of encoder-decoder attention.
 
@@ -259,7 +271,7 @@ class PreNorm(Residual):
     For arguments and shapes see `Residual`.
     """
 
-    closes_stack = True
+    has_final_norm = True
 
     def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
         return x + self.dropout(sublayer(self.norm(x)), training=training)
@@ -290,7 +302,7 @@ class SubNorm(PreNorm):
 
     @staticmethod
     def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
-        """The factor γ on initial kernels, which keeps the updates of deep models small (section 2.2).
+        """Returns the factor γ on initial kernels, which keeps the updates of deep models small (section 2.2).
 
         With E layers in the encoder and C in the decoder it is √(ln(3C) · ln(2E) / 3) in the encoder and √(ln(3C)) in
         the decoder. In a stack alone it is √(ln(2 · layers)). For arguments and for the kernels see `Residual.gain`.

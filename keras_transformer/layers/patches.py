@@ -1,13 +1,15 @@
-"""What makes an image a sequence: patches, a stem of attention, and the class token."""
+"""Makes an image a sequence: patches, a stem of attention, and the class token."""
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import masked_softmax
-from keras_transformer.layers.layer import Conv2D, Layer, glorot
+from keras_transformer.layers.layer import Conv2D, Layer, LayerArguments, glorot
 from keras_transformer.layers.score import dot
 from keras_transformer.ops import Tensor
 
@@ -36,7 +38,7 @@ class Patches(Layer):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, patch_size: int, channels: int, hidden_dim: int, **kwargs: object):
+    def __init__(self, patch_size: int, channels: int, hidden_dim: int, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(patch_size=patch_size, channels=channels, hidden_dim=hidden_dim)
         self.patch_size = patch_size
@@ -98,7 +100,7 @@ class ImageAttention(Layer):
         ValueError: `reduction` is not positive.
     """
 
-    def __init__(self, reduction: int = 8, **kwargs: object):
+    def __init__(self, reduction: int = 8, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(reduction=reduction)
         self.reduction = reduction
@@ -150,7 +152,9 @@ class AttentiveStem(Layer):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, patch_size: int, channels: int, hidden_dim: int, filters: int = 16, **kwargs: object):
+    def __init__(
+        self, patch_size: int, channels: int, hidden_dim: int, filters: int = 16, **kwargs: Unpack[LayerArguments]
+    ):
         super().__init__(**kwargs)
         require_positive(patch_size=patch_size, channels=channels, hidden_dim=hidden_dim, filters=filters)
         self.patch_size = patch_size

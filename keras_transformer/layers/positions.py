@@ -1,17 +1,17 @@
-"""Token embeddings, and positions: added to the embeddings, or rotating queries and keys."""
+"""Embeds tokens and positions: positions are added to embeddings, or rotate queries and keys."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_at_least, require_positive
 from keras_transformer.layers.attention_ops import Rotation, angles_of, in_both_halves
-from keras_transformer.layers.layer import Layer
+from keras_transformer.layers.layer import Layer, LayerArguments
 from keras_transformer.ops import Tensor
 
 GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
@@ -40,7 +40,7 @@ class TokenEmbedding(Layer):
     def __init__(
         self,
         vocabulary_size: int, hidden_dim: int, scale: float | None = None, output_bias: bool = False,
-        fixed_bias: bool = False, **kwargs: object,
+        fixed_bias: bool = False, **kwargs: Unpack[LayerArguments],
     ):  # fmt: skip
         super().__init__(**kwargs)
         require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
@@ -64,11 +64,11 @@ class TokenEmbedding(Layer):
             self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
 
     def call(self, ids: Tensor) -> Tensor:
-        rows = ops.rows(self.embeddings, as_places(ids))
+        rows = ops.embedding_lookup(self.embeddings, as_places(ids))
         return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:
-        """(..., D) → (..., V)."""
+        """Multiplies states by the same matrix: (..., D) → logits (..., V)."""
         bias = ops.stop_gradient(self.bias) if self.bias is not None and self.fixed_bias else self.bias
         return ops.product(x, self.embeddings, bias, transposed=True)
 
@@ -77,12 +77,12 @@ class TokenEmbedding(Layer):
 
 
 def as_places(x: Tensor) -> Tensor:
-    """Numbers of any kind (...) as a lookup takes them: int64 and int32 as they are, others as int32."""
+    """Returns numbers of any kind (...) as a lookup takes them: int64 and int32 as they are, others as int32."""
     return x if keras.backend.standardize_dtype(x.dtype) in ("int32", "int64") else ops.cast(x, "int32")
 
 
 def positions_of(x: Tensor) -> Tensor:
-    """The positions 0, 1, 2, … of ids (B, T) or of states (B, T, ...): (B, T), int32.
+    """Returns the positions 0, 1, 2, … of ids (B, T) or of states (B, T, ...): (B, T), int32.
 
     It also works in a functional model of variable length, where `ops.arange(ops.shape(x)[1])` has no length yet.
     """
@@ -120,15 +120,15 @@ class Positions(Layer):
         return x
 
     def embed_target(self, x: Tensor, positions: Tensor) -> Tensor:
-        """`embed` for the decoder; here it is the same."""
+        """Adds positions in the decoder, as `embed` does unless a part overrides this."""
         return self.embed(x, positions)
 
     def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor | None:
-        """The bias (N, T, S) float32 of self-attention's logits, for positions (T,) and (S,); None for no bias."""
+        """Returns the bias (N, T, S) float32 of self-attention's logits for positions (T,) and (S,), or None."""
         return None
 
     def rotation(self, positions: Tensor, is_causal: bool) -> Rotation | None:
-        """The rotation of self-attention's queries and keys at positions (T,) or at one position (); None for none."""
+        """Returns the rotation of self-attention's queries and keys at positions (T,) or at one (), or None."""
         return None
 
 
@@ -136,13 +136,31 @@ class Positions(Layer):
 class NoPositions(Positions):
     """No position encoding: the decoder knows the order of tokens by its mask alone, the encoder not at all."""
 
-    def __init__(self, **kwargs: object):
+    def __init__(self, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         self.built = True
 
 
+class AddedPositions(Positions):
+    """The base of encodings that are added to embeddings: `call` gives vectors (..., D) of positions (...)."""
+
+    def __init__(self, hidden_dim: int, offset: int = 0, **kwargs: Unpack[LayerArguments]):
+        super().__init__(**kwargs)
+        require_positive(hidden_dim=hidden_dim)
+        self.hidden_dim = hidden_dim
+        self.offset = offset
+        self.supports_masking = True
+        self.autocast = False
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self(positions)
+
+    def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SinusoidalPositions(Positions):
+class SinusoidalPositions(AddedPositions):
     """Sinusoids without weights: positions (...) → (..., D) (paper, 3.5).
 
     In a functional model of variable length, call it on `positions_of(ids)`: `ops.arange` needs a known length.
@@ -166,20 +184,15 @@ class SinusoidalPositions(Positions):
     (None, None, 512)
     """
 
-    def __init__(self, hidden_dim: int, offset: int = 0, interpolation: float = 1.0, **kwargs: object):
-        super().__init__(**kwargs)
-        require_positive(hidden_dim=hidden_dim)
+    def __init__(self, hidden_dim: int, offset: int = 0, interpolation: float = 1.0, **kwargs: Unpack[LayerArguments]):
+        super().__init__(hidden_dim, offset, **kwargs)
         require_at_least(1, interpolation=interpolation)
         if hidden_dim % 2:
             raise ValueError(
                 "`hidden_dim` must be even: each frequency takes a sine and a cosine. "
                 f"Received: hidden_dim={hidden_dim}"
             )
-        self.hidden_dim = hidden_dim
-        self.offset = offset
         self.interpolation = interpolation
-        self.supports_masking = True
-        self.autocast = False
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
@@ -190,15 +203,9 @@ class SinusoidalPositions(Positions):
             positions = ops.cast(positions, "float32") + self.offset * self.interpolation
         return sinusoidal_positions(positions, self.hidden_dim, self.interpolation)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self(positions)
-
-    def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
-        return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LearnedPositions(Positions):
+class LearnedPositions(AddedPositions):
     """A learned vector for each of `max_length` positions: (...) → (..., D) (paper, table 3 row E).
 
     A position beyond the last gets the last vector. In a functional model, call it on `positions_of(ids)`.
@@ -214,22 +221,25 @@ class LearnedPositions(Positions):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, separate: bool = False, **kwargs: object):
-        super().__init__(**kwargs)
-        require_positive(max_length=max_length, hidden_dim=hidden_dim)
+    def __init__(
+        self,
+        max_length: int,
+        hidden_dim: int,
+        offset: int = 0,
+        separate: bool = False,
+        **kwargs: Unpack[LayerArguments],
+    ):
+        super().__init__(hidden_dim, offset, **kwargs)
+        require_positive(max_length=max_length)
         self.max_length: int = max_length
-        self.hidden_dim = hidden_dim
-        self.offset = offset
         self.separate = separate
-        self.supports_masking = True
-        self.autocast = False
 
     def build(self, positions_shape: tuple) -> None:
         self.embeddings = self._table("embeddings")
         if self.separate:
             self.decoder_embeddings = self._table("decoder_embeddings")
 
-    def _table(self, name: str) -> Any:
+    def _table(self, name: str) -> keras.Variable:
         return self.add_weight(
             name=name,
             shape=(self.max_length + self.offset, self.hidden_dim),
@@ -245,14 +255,8 @@ class LearnedPositions(Positions):
         positions = ops.minimum(positions, self.max_length + self.offset - 1)
         return ops.take(ops.cast(table, self.compute_dtype), positions, axis=0)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self(positions)
-
     def embed_target(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self._rows(self.decoder_embeddings, positions) if self.separate else self.embed(x, positions)
-
-    def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
-        return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -284,7 +288,7 @@ class RotaryPositions(Positions):
         original_length: int | None = None,
         low_freq_factor: float = 1.0,
         high_freq_factor: float = 4.0,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(key_dim=key_dim, original_length=original_length)
@@ -336,7 +340,7 @@ class XposPositions(RotaryPositions):
         ValueError: `key_dim` is odd, a size is not positive, or `base` is less than 1.
     """
 
-    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: Any):
+    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: Unpack[LayerArguments]):
         super().__init__(key_dim, base, **kwargs)
         require_positive(scale_base=scale_base)
         self.scale_base = scale_base

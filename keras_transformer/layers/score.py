@@ -1,16 +1,17 @@
-"""How queries are compared with keys, and the biases that positions add to the logits."""
+"""Scores queries against keys, and computes the biases that positions add to the logits."""
 
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import keras
 import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
-from keras_transformer.layers.attention_ops import HIDDEN, positions_in
-from keras_transformer.layers.layer import Layer, glorot
+from keras_transformer.layers.attention_ops import HIDDEN, cached_positions
+from keras_transformer.layers.layer import Layer, LayerArguments, glorot
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
 
@@ -108,7 +109,7 @@ class Location(Score):
 
     compares_keys = False
 
-    def __init__(self, max_length: int = 1024, **kwargs: object):
+    def __init__(self, max_length: int = 1024, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(max_length=max_length)
         self.max_length = max_length
@@ -118,19 +119,19 @@ class Location(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=glorot())
 
     def call(self, query: Tensor, key: Tensor) -> Tensor:
-        positions = positions_in(key)  # (S,)
+        positions = cached_positions(key)  # (S,)
         rows = ops.take(self.kernel, ops.minimum(positions, self.max_length - 1), axis=0)  # (S, H)
         has_row = ops.cast(ops.less(positions, self.max_length), "float32")
         return dot(query, rows) + (1.0 - has_row) * HIDDEN
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
-    """Q Kᵀ, see `Dot`."""
+    """Computes Q Kᵀ, see `Dot`."""
     return _product(query / DOT_SCALE, key) * DOT_SCALE
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
-    """Q Kᵀ / √H, see `ScaledDot`."""
+    """Computes Q Kᵀ / √H, see `ScaledDot`."""
     root = math.sqrt(query.shape[-1])
     power = 2.0 ** round(math.log2(root))  # divided by it first, see `DOT_SCALE`
     product = _product(query / power, key)
@@ -158,7 +159,7 @@ class AlibiPositions(Positions):
 
     bias_is_relative = True
 
-    def __init__(self, num_heads: int, **kwargs: object):
+    def __init__(self, num_heads: int, **kwargs: Unpack[LayerArguments]):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads)
         self.num_heads = num_heads
@@ -191,7 +192,12 @@ class BucketPositions(Positions):
     bias_is_relative = True
 
     def __init__(
-        self, num_heads: int, hidden_dim: int, num_buckets: int = 32, max_distance: int = 128, **kwargs: object
+        self,
+        num_heads: int,
+        hidden_dim: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, hidden_dim=hidden_dim)
@@ -222,13 +228,13 @@ class BucketPositions(Positions):
 
 
 def relative_positions(queries: Tensor, keys: Tensor) -> Tensor:
-    """How far each key is after the query, for positions (T,) and (S,): (T, S), float32."""
+    """Returns how far each key is after the query, for positions (T,) and (S,): (T, S), float32."""
     queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
     return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The slopes of the heads (N,), float32.
+    """Returns the slopes of the heads (N,), float32.
 
     For a power of two they are 2^(-8/N), 2^(-16/N), … (arXiv 2108.12409, 3). Other numbers have, as in the code that
     its authors released, the slopes of the next smaller power of two, and then every other slope of twice that power.
@@ -262,7 +268,7 @@ def relative_buckets(num_buckets: int, max_distance: int, is_causal: bool) -> np
 
 
 def _buckets_of(distances: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
-    """The buckets of distances to one side: half of them hold one distance each."""
+    """Returns the buckets of distances to one side: half of them hold one distance each."""
     exact = num_buckets // 2
     # In float32 as in T5: at the edge of a bucket the rounding decides.
     logs = np.log(np.maximum(distances, exact).astype("float32") / np.float32(exact))

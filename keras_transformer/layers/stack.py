@@ -1,24 +1,42 @@
-"""Stacks of blocks: each layer with its own weights, or all with the same."""
+"""Stacks blocks: each layer with its own weights, or all with the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.attention_ops import Shared, both, causal_mask, joint_mask
+from keras_transformer.layers.attention_ops import (
+    Cache,
+    KeysValues,
+    PositionTerms,
+    Size,
+    causal_mask,
+    combined_masks,
+    joint_mask,
+)
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
-from keras_transformer.layers.layer import Layer, make_part
+from keras_transformer.layers.layer import Layer, LayerArguments, Shape, make_part
 from keras_transformer.layers.positions import Positions, sinusoidal_positions
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
-from keras_transformer.spec.options import Config
+
+
+class StackCache(TypedDict):
+    """The cache of a step: of each block, the cache of its self-attention, and its projected memory.
+
+    "beams" has tensors (B, K, ...), which the search reorders with its beams; "sentences" has tensors (B, ...), which
+    the beams of a sentence share. A stack without a memory has no "sentences".
+    """
+
+    beams: list[Cache]
+    sentences: list[KeysValues]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -50,11 +68,11 @@ class Stack(Layer):
     def __init__(
         self,
         num_layers: int,
-        block: Config,
+        block: dict[str, Any],
         is_decoder: bool = False,
         other_layers: int = 0,
         has_memory: bool = True,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(**kwargs)
         require_positive(num_layers=num_layers)
@@ -74,45 +92,45 @@ class Stack(Layer):
             block_class(**self._block_of_layer(layer), gain=gain, dtype=self.dtype_policy) for layer in range(count)
         ]
         self.norm = None
-        if residual.closes_stack:
+        if residual.has_final_norm:
             self.norm = make_part("norm", block.get("norm", "layer"), self.dtype_policy, {})
 
-    def _block_of_layer(self, layer: int) -> Config:
-        """The arguments of a layer's block. Some attentions alternate with another."""
+    def _block_of_layer(self, layer: int) -> dict[str, Any]:
+        """Returns the arguments of a layer's block. Some attentions alternate with another."""
         attention = model_spec.part("attention", self.block.get("attention", "full"))
         return {**self.block, "attention": model_spec.row("attention", attention).of_layer(attention, layer)}
 
     def num_different_blocks(self, num_layers: int) -> int:
-        """The number of blocks with their own weights among `num_layers` layers."""
+        """Returns the number of blocks with their own weights among `num_layers` layers."""
         return num_layers
 
-    def blocks_in_order(self) -> Sequence[Any]:
-        """The block of each layer, in order."""
+    def blocks_in_order(self) -> Sequence[keras.layers.Layer]:
+        """Returns the block of each layer, in order."""
         return self.blocks
 
-    def shared_of(self, positions: Positions, at: Tensor) -> Shared:
-        """What positions add to the self-attention of whole sequences. All layers share it.
+    def position_terms(self, positions: Positions, at: Tensor) -> PositionTerms:
+        """Returns what positions add to the self-attention of whole sequences. All layers share it.
 
         Args:
             positions: the layer.
             at: the positions (T,) of a sequence: 0, 1, 2, …
         """
         attention = self.blocks_in_order()[0].self_attention
-        return Shared(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
+        return PositionTerms(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
 
-    def shared_at(self, positions: Positions, cache: Config, index: Tensor) -> Shared:
-        """What positions add to the self-attention of a step. All layers share it.
+    def position_terms_at(self, positions: Positions, cache: StackCache, index: Tensor) -> PositionTerms:
+        """Returns what positions add to the self-attention of a step. All layers share it.
 
         Args:
             positions: the layer.
             cache: that of the step.
             index: the position (), or several (T,), see `step`.
         """
-        keys = self.positions_of_keys(cache, index)
+        keys = self.key_positions(cache, index)
         bias = positions.bias(ops.reshape(index, (-1,)), keys, is_causal=True)
-        return Shared(bias, positions.rotation(index, is_causal=True))
+        return PositionTerms(bias, positions.rotation(index, is_causal=True))
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         for block in self.blocks:
             block.build(*([x_shape, memory_shape or x_shape] if self.has_memory else [x_shape]))
         if self.norm is not None:
@@ -124,7 +142,7 @@ class Stack(Layer):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
         inputs = self._block_inputs(x, attention_mask, memory, memory_mask, shared)
@@ -134,7 +152,7 @@ class Stack(Layer):
 
         with auxiliary_losses.of_stack(self, inputs["attention_mask"], training):
             x = self._through(x, apply)
-        return self._closed(x)
+        return self._with_final_norm(x)
 
     def with_scores(
         self,
@@ -142,9 +160,9 @@ class Stack(Layer):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output of `call`, and the attention scores of every layer.
+        """Returns the output of `call`, and the attention scores of every layer.
 
         Returns:
             (B, T, D); and "self" (layers, B, N, T, T), with a memory also "cross" (layers, B, N, T, S).
@@ -159,11 +177,11 @@ class Stack(Layer):
                 of_kind.append(new)
             return x
 
-        x = self._closed(self._through(x, apply))
+        x = self._with_final_norm(self._through(x, apply))
         return x, {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
 
-    def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> Config:
-        """The cache of `step` at position 0.
+    def init_cache(self, memory: Tensor, num_beams: int, max_length: Size) -> StackCache:
+        """Returns the cache of `step` at position 0.
 
         Args:
             memory: (B, S, D). A stack without a memory takes any tensor (B, ...).
@@ -171,8 +189,7 @@ class Stack(Layer):
             max_length: the number of positions that can be decoded.
 
         Returns:
-            "beams" holds the cache of each block's self-attention, tensors (B, K, ...). The search reorders it with its
-            beams. "sentences" holds the memory as each block's encoder-decoder attention projects it, tensors (B, ...).
+            See `StackCache`.
         """
         blocks, batch_size = self.blocks_in_order(), ops.shape(memory)[0]
         return {
@@ -180,23 +197,28 @@ class Stack(Layer):
             "sentences": self._projected(memory) if self.has_memory else [],
         }
 
-    def _projected(self, memory: Tensor) -> list[Any]:
-        """The memory as each layer's encoder-decoder attention projects it."""
+    def _projected(self, memory: Tensor) -> list[KeysValues]:
+        """Returns the memory as each layer's encoder-decoder attention projects it."""
         return [block.cross_attention.project_memory(memory) for block in self.blocks_in_order()]
 
     @property
-    def reads_at_once(self) -> bool:
+    def supports_prefill(self) -> bool:
         """Whether `step` takes several positions of a prompt, as all its self-attentions must."""
-        return all(block.self_attention.reads_at_once for block in self.blocks)
+        return all(block.self_attention.supports_prefill for block in self.blocks)
 
-    def positions_of_keys(self, cache: Config, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys that the step at `index` sees with a cache; negative where none is."""
-        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
+    def key_positions(self, cache: StackCache, index: Tensor) -> Tensor:
+        """Returns the positions (S,) of the keys that the step at `index` sees; negative where there is none yet."""
+        return self.blocks_in_order()[0].self_attention.key_positions(cache["beams"][0], index)
 
     def step(
-        self, x: Tensor, cache: Config, memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
-    ) -> tuple[Tensor, Config]:
-        """Decodes one position of K beams; or several of one beam, if the stack has no memory and `reads_at_once`.
+        self,
+        x: Tensor,
+        cache: StackCache,
+        memory_mask: Tensor | None,
+        index: Tensor,
+        shared: PositionTerms | None = None,
+    ) -> tuple[Tensor, StackCache]:
+        """Decodes one position of K beams; or several of one beam, if the stack has no memory and `supports_prefill`.
 
         Args:
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
@@ -214,7 +236,7 @@ class Stack(Layer):
             beams.append(block_cache)
             return x
 
-        x = self._closed(self._through(x, apply, index))
+        x = self._with_final_norm(self._through(x, apply, index))
         return x, {**cache, "beams": beams}
 
     def _through(self, x: Tensor, apply: Callable[[int, Tensor], Tensor], index: Tensor | None = None) -> Tensor:
@@ -229,23 +251,30 @@ class Stack(Layer):
             x = apply(layer, x)
         return x
 
-    def _block_inputs(self, x: Tensor, attention_mask: Any, memory: Any, memory_mask: Any, shared: Any) -> Config:
-        """The arguments of a block beside its states. The mask is made once for all blocks, of Keras's mask too."""
+    def _block_inputs(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: PositionTerms | None,
+    ) -> dict[str, Any]:
+        """Returns the arguments of a block beside its states. One mask, of Keras's mask too, serves all blocks."""
         mask = joint_mask(attention_mask, ops.keras_mask(x))
         if self.is_decoder and any(block.self_attention.needs_causal_mask for block in self.blocks):
-            mask = both(causal_mask(ops.shape(x)[1]), mask)
-        inputs = {"attention_mask": mask, "shared": replace(shared or Shared(), is_masked=True)}
+            mask = combined_masks(causal_mask(ops.shape(x)[1]), mask)
+        inputs = {"attention_mask": mask, "shared": replace(shared or PositionTerms(), is_masked=True)}
         return {**inputs, "memory": memory, "memory_mask": memory_mask} if self.has_memory else inputs
 
-    def _closed(self, x: Tensor) -> Tensor:
+    def _with_final_norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers that `summary(expand_nested=True)` shows."""
+        """Returns the layers that `summary(expand_nested=True)` shows."""
         return [*self.blocks, *([] if self.norm is None else [self.norm])]
 
-    def compute_output_shape(self, x_shape: tuple, *_: object, **__: object) -> tuple:
+    def compute_output_shape(self, x_shape: Shape, *_: Shape | None, **__: Shape | None) -> Shape:
         return x_shape
 
 
@@ -286,14 +315,14 @@ class UniversalStack(Stack):
     def __init__(
         self,
         num_layers: int,
-        block: Config,
+        block: dict[str, Any],
         is_decoder: bool = False,
         other_layers: int = 0,
         has_memory: bool = True,
         adaptive: bool = True,
         epsilon: float = 0.01,
         ponder_cost: float = 0.01,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):
         super().__init__(num_layers, block, is_decoder, other_layers, has_memory, **kwargs)
         require_rates(epsilon=epsilon, ponder_cost=ponder_cost)
@@ -309,10 +338,10 @@ class UniversalStack(Stack):
     def num_different_blocks(self, num_layers: int) -> int:
         return 1
 
-    def blocks_in_order(self) -> Sequence[Any]:
+    def blocks_in_order(self) -> Sequence[keras.layers.Layer]:
         return [self.blocks[0]] * self.num_layers
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         if x_shape[-1] % 2:
             raise ValueError(
                 "`hidden_dim` must be even: each frequency of a coordinate takes a sine and a cosine. "
@@ -326,7 +355,7 @@ class UniversalStack(Stack):
             )
             self.halting_bias = self.add_weight(name="halting_bias", shape=(1,), initializer="ones", autocast=False)
 
-    def _projected(self, memory: Tensor) -> list[Any]:
+    def _projected(self, memory: Tensor) -> list[KeysValues]:
         projected = self.blocks[0].cross_attention.project_memory(memory)  # once: all steps have the same weights
         return [projected] * self.num_layers
 
@@ -361,7 +390,7 @@ class UniversalStack(Stack):
         return ops.cast(output, x.dtype)
 
     def halting_probability(self, x: Tensor) -> Tensor:
-        """The halting probabilities (..., 1) float32 of states (..., D)."""
+        """Computes the halting probabilities (..., 1) float32 of states (..., D)."""
         kernel, bias = (ops.cast(weight, "float32") for weight in (self.halting_kernel, self.halting_bias))
         return ops.sigmoid(ops.matmul(ops.cast(x, "float32"), kernel) + bias)
 
@@ -376,6 +405,6 @@ class UniversalStack(Stack):
 
 
 def coordinates(positions: Tensor, step: int, hidden_dim: int) -> Tensor:
-    """What is added to the states at positions (...) before a step: (..., D) float32 (section 2.1)."""
+    """Returns what a step adds to the states at positions (...): (..., D) float32 (section 2.1)."""
     waves = [sinusoidal_positions(ops.convert_to_tensor(each), hidden_dim) for each in (positions, step)]
     return waves[0] + waves[1]

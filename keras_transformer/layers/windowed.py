@@ -1,8 +1,8 @@
-"""Attention to a window around each position, and attention within blocks."""
+"""Computes attention to a window around each position, and attention within blocks."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import keras
 
@@ -10,18 +10,21 @@ from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
+    Cache,
     KeysValues,
-    Shared,
-    are_several,
+    PositionTerms,
+    Size,
+    cache_mask,
     empty_cache,
     extended,
     extended_ring,
+    is_prefill,
     key_positions,
     ring_of,
     ring_positions,
     shorter,
-    written,
 )
+from keras_transformer.layers.layer import LayerArguments, Shape
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
 
@@ -32,13 +35,13 @@ class Blocks(NamedTuple):
     Numbers, or scalars of a graph that knows the length when it runs.
     """
 
-    number: int | Tensor
-    size: int | Tensor  # r, queries
-    num_before: int | Tensor  # keys before the first query
-    num_keys: int | Tensor
+    number: Size
+    size: Size  # r, queries
+    num_before: Size  # keys before the first query
+    num_keys: Size
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """The positions of the queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
+        """Returns the positions of queries (blocks, r, 1) and keys (blocks, 1, keys) of each block. Not all exist."""
         starts = ops.reshape(ops.arange(self.number) * self.size, (-1, 1, 1))
         queries, keys = (ops.arange(size, dtype=starts.dtype) for size in (self.size, self.num_keys))
         return starts + ops.expand_dims(queries, -1), starts - self.num_before + keys
@@ -83,12 +86,8 @@ class WindowedAttention(MultiHeadAttention):
         self.is_causal = is_causal
         self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
 
-    def with_scores(self, query: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        output, scores = super().with_scores(query, *others, **named)
-        return output, self._spread(scores, ops.shape(query)[1])
-
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
-        """The bias of the queries and keys of blocks, see `SelfAttention.bias_of`.
+        """Returns the bias of the queries and keys of blocks, see `SelfAttention.bias_of`.
 
         Returns:
             (N, r, 2r), the same for all blocks, if the bias depends on the distance alone; (blocks, N, r, 2r), taken
@@ -103,28 +102,28 @@ class WindowedAttention(MultiHeadAttention):
             return None
         return ops.swapaxes(_band(whole, *blocks.positions()), 0, 1)
 
-    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
+    def init_cache(self, batch_size: Size, num_beams: int, max_length: Size) -> Cache:
+        """Returns the empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
         return super().init_cache(batch_size, num_beams, shorter(self.width, max_length))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        if are_several(index):
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
+        if is_prefill(index):
             return key_positions(cache.keys, index)
         return ring_positions(cache.keys, self.width, index)
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-        if are_several(index):  # the first of them see keys that the ring drops for the last
+        if is_prefill(index):  # the first of them see keys that the ring drops for the last
             return extended(cache, new, index)
         return extended_ring(cache, new, index, self.width)
 
     def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
-        return ring_of(seen, index, self.width) if are_several(index) else seen
+        return ring_of(seen, index, self.width) if is_prefill(index) else seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
-        return written(positions, index, self.width)
+        return cache_mask(positions, index, self.width)
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
-        """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
+        """Returns the output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
         require_one_length(inputs.query.shape, inputs.memory.shape)
         query, (keys, values), mask = self._projected(inputs)
         length = ops.shape(query)[-2]
@@ -140,27 +139,28 @@ class WindowedAttention(MultiHeadAttention):
         x = ops.reshape(x, (ops.shape(x)[0], blocks.number * blocks.size, x.shape[-1]))
         return x[:, :length], scores
 
-    def _blocks(self, length: int | Tensor) -> Blocks:
-        """How a sequence is cut."""
+    def _blocks(self, length: Size) -> Blocks:
+        """Returns how a sequence is cut."""
         size = shorter(self.width, max(length, 1) if isinstance(length, int) else ops.maximum(length, 1))
         count = (length + (size - 1)) // size
         if not isinstance(count, int):  # OpenVINO bounds it before it knows the length, and would find less than 0
             count = ops.maximum(count, 0)
         return Blocks(count, size, shorter(self.num_before, size - 1), self.sizes_of_keys * size)
 
-    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
+    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: Size) -> Tensor:
         """Whether the key exists and lies in the query's window."""
         exists = ops.logical_and(keys_at >= 0, keys_at < length)
         place = keys_at - queries_at + self.num_before  # in the window, from 0
         return ops.logical_and(exists, ops.logical_and(place >= 0, place < self.width))
 
     def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:
-        """(B, N, S, H) → (B, blocks, N, 2r, H): two neighbours of the blocks that begin where a window begins."""
+        """Joins two neighbours of the blocks that begin where a window begins: (B, N, S, H) → (B, blocks, N, 2r, H)."""
         x = blocks_of(x, blocks.num_before, blocks.number + 1, blocks.size)
         return ops.concatenate([x[:, :-1], x[:, 1:]], axis=-2)
 
-    def _spread(self, scores: Tensor, length: int | Tensor) -> Tensor:
-        """(B, blocks, N, r, 2r) → (B, N, S, S), with 0 outside of the windows."""
+    def _scores_of_pairs(self, scores: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Scores (B, blocks, N, r, 2r) of blocks → (B, N, S, S), with 0 outside of the windows."""
+        length = ops.shape(inputs.query)[1]
         _, size, num_before, num_keys = self._blocks(length)
         rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
         rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, num_keys))[:, :, :length]
@@ -171,13 +171,13 @@ class WindowedAttention(MultiHeadAttention):
         places = ops.broadcast_to(ops.clip(places, 0, num_keys - 1), (*ops.shape(rows)[:3], length))
         return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
 
-    def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
+    def compute_output_shape(self, query_shape: Shape, memory_shape: Shape, *others: Any, **named: Any) -> Shape:
         require_one_length(query_shape, memory_shape)
-        return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
+        return super().compute_output_shape(query_shape, memory_shape, *others, **named)
 
 
-def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: int | Tensor) -> Tensor:
-    """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
+def blocks_of(x: Tensor, num_before: Size, count: Size, size: Size) -> Tensor:
+    """Cuts (B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
     if x.shape[1] == 1:  # see `split_heads`
         return ops.reshape(x, (ops.shape(x)[0], count, 1, size, x.shape[-1]))
@@ -186,7 +186,7 @@ def blocks_of(x: Tensor, num_before: int | Tensor, count: int | Tensor, size: in
 
 
 def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
-    """What stands in (A, S, S), or in what broadcasts to it, at some queries and keys: (A, blocks, r, 2r).
+    """Takes from (A, S, S), or from what broadcasts to it, what some queries and keys have: (A, blocks, r, 2r).
 
     Positions that do not exist get the number of the nearest that does.
     """
@@ -195,7 +195,7 @@ def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
     return ops.take(ops.reshape(x, (ops.shape(x)[0], -1)), places, axis=-1)
 
 
-def _require_bias_of_blocks(shared: Shared | None, blocks: Blocks) -> None:
+def _require_bias_of_blocks(shared: PositionTerms | None, blocks: Blocks) -> None:
     """Raises ValueError for a bias that is not that of these blocks, as far as the sizes are known."""
     received = () if shared is None or shared.bias is None else tuple(shared.bias.shape)
     pairs = zip(received[-2:], (blocks.size, blocks.num_keys), strict=False)
@@ -206,7 +206,7 @@ def _require_bias_of_blocks(shared: Shared | None, blocks: Blocks) -> None:
         )
 
 
-def require_one_length(query: tuple, memory: tuple) -> None:
+def require_one_length(query: Shape, memory: Shape) -> None:
     """Raises ValueError if it is not self-attention."""
     if len(query) == len(memory) == 3 and None not in (query[1], memory[1]) and query[1] != memory[1]:
         raise ValueError(
@@ -240,24 +240,26 @@ class LocalAttention(WindowedAttention):
     """
 
     sizes_of_keys = 1
-    reads_at_once = False  # a graph keeps a block as it is, and could not take positions from two of them
+    supports_prefill = False  # a graph keeps a block as it is, and could not take positions from two of them
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
 
-    def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: object):
+    def __init__(
+        self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Unpack[LayerArguments]
+    ):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Cache, index: Tensor) -> Tensor:
         return ops.add(index - ops.mod(index, self.width), ops.arange(ops.shape(cache.keys)[-2]))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         return ops.plain(extended_ring)(cache, new, index, self.width)
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor:
-        return ops.plain(written)(positions, index)
+        return ops.plain(cache_mask)(positions, index)
 
-    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
+    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: Size) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)
 
     def _key_blocks(self, x: Tensor, blocks: Blocks) -> Tensor:

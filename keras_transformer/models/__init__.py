@@ -1,4 +1,4 @@
-"""The models, and the functions that make one from a configuration.
+"""Exports the models, and the functions that make one from a configuration.
 
 Its import registers all that a saved model may hold with Keras: layers, models, losses, metrics, optimizers, schedules.
 """

@@ -1,23 +1,26 @@
-"""The base of the models, and how their layers are made from a configuration."""
+"""Defines the base of the models, and makes their layers from a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import keras
 
 from keras_transformer.core.errors import command_line
-from keras_transformer.layers.layer import Dropout, make_part
+from keras_transformer.layers.layer import Dropout, DType, LayerArguments, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.models.training_step import ReplicatedFit
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config, home_of
+from keras_transformer.spec.search_options import longest
 
+# The layers of a model by their names in it; None for one that it lacks.
+Layers: TypeAlias = dict[str, keras.layers.Layer | None]
 BLOCK_ARGUMENTS = (
     "num_heads",
     "intermediate_dim",
@@ -33,11 +36,11 @@ BLOCK_ARGUMENTS = (
 )
 
 
-def make_layers(config: Config, dtype: object) -> Config:
-    """The layers of a model by their names in the model. They are not built.
+def make_layers(config: Config, dtype: DType) -> Layers:
+    """Makes the layers of a model, by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
     """
     # Keras draws seeds and writes weights in this order.
@@ -49,64 +52,65 @@ def make_layers(config: Config, dtype: object) -> Config:
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_one_stack(config: Config, dtype: object, is_decoder: bool) -> Config:
-    """The layers of a model of one stack that takes ids, by their names in the model. They are not built.
+def make_layers_of_one_stack(config: Config, dtype: DType, is_decoder: bool) -> Layers:
+    """Makes the layers of a model of one stack that takes ids, by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
         is_decoder: whether no position sees a later one.
     """
     embedding = _tied_embedding(config, dtype)
-    layers = {"embedding": embedding, "output_embedding": embedding}
+    layers: Layers = {"embedding": embedding, "output_embedding": embedding}
     layers |= _one_stack(config, dtype, config["context_length"], is_decoder)
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_images(config: Config, dtype: object) -> Config:
-    """The layers of a model of one stack that takes images, by their names in the model. They are not built.
+def make_layers_of_images(config: Config, dtype: DType) -> Layers:
+    """Makes the layers of a model of one stack that takes images, by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
     """
     sizes = {name: config[name] for name in ("patch_size", "channels", "hidden_dim")}
-    layers = {"stem": make_part("stem", config["stem"], dtype, sizes), "class_token": ClassToken(dtype=dtype)}
+    stem = make_part("stem", config["stem"], dtype, sizes)
+    layers: Layers = {"stem": stem, "class_token": ClassToken(dtype=dtype)}
     num_patches = (config["image_size"] // config["patch_size"]) ** 2
     return layers | _one_stack(config, dtype, num_patches + 1, is_decoder=False)
 
 
-def _embeddings(config: Config, dtype: object) -> Config:
-    """The embeddings of target, source and output, which share one matrix unless the configuration separates them."""
+def _embeddings(config: Config, dtype: DType) -> Layers:
+    """Makes the embeddings: one matrix, unless the source has a vocabulary of its own."""
     target = _tied_embedding(config, dtype)
-    embeddings = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
+    embeddings: Layers = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
     if config["source_vocabulary_size"] is not None:
         embeddings["source_embedding"] = _embedding(config["source_vocabulary_size"], config, dtype)
     return embeddings
 
 
-def _tied_embedding(config: Config, dtype: object) -> TokenEmbedding:
-    """The embedding whose matrix is that of the output too, unless the output has its own."""
+def _tied_embedding(config: Config, dtype: DType) -> TokenEmbedding:
+    """Makes the embedding whose matrix the output shares, unless the output has its own."""
     return _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
 
 
-def _own_output(config: Config, dtype: object) -> Config:
-    """The output's own matrix, if it has one."""
+def _own_output(config: Config, dtype: DType) -> Layers:
+    """Makes the output's own matrix, if it has one."""
     if config["tied_output"]:
         return {}
     return {"output_embedding": _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])}
 
 
-def _embedding_norm(config: Config, dtype: object) -> Any:
+def _embedding_norm(config: Config, dtype: DType) -> keras.layers.Layer | None:
     return make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
 
 
-def _embedding(size: int, config: Config, dtype: object, output_bias: bool = False) -> TokenEmbedding:
+def _embedding(size: int, config: Config, dtype: DType, output_bias: bool = False) -> TokenEmbedding:
     is_fixed = config["fixed_output_bias"]
     return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, is_fixed, dtype=dtype)
 
 
-def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Config:
+def _positions_and_dropout(config: Config, dtype: DType, max_length: int) -> Layers:
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
@@ -119,7 +123,7 @@ def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Co
     }
 
 
-def _stacks(config: Config, dtype: object) -> Config:
+def _stacks(config: Config, dtype: DType) -> Layers:
     encoder_layers, decoder_layers = model_spec.depths(config)
     encoder_block = _block(config)
     decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
@@ -131,8 +135,8 @@ def _stacks(config: Config, dtype: object) -> Config:
     }
 
 
-def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool) -> Config:
-    """Positions, dropout, the only stack of a model, and the norm before it."""
+def _one_stack(config: Config, dtype: DType, max_length: int, is_decoder: bool) -> Layers:
+    """Makes positions, dropout, the only stack of a model, and the norm before it."""
     layers = _positions_and_dropout(config, dtype, max_length)
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
     layers["stack"] = make_part("stack", config["stack"], dtype, stack)
@@ -140,29 +144,30 @@ def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool)
 
 
 def _block(config: Config) -> Config:
-    """The arguments of a block."""
+    """Returns the arguments of a block."""
     return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": part_registry.key_dim(config)}
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Model = TypeVar("Model", bound="FamilyModel")
+Inputs = ParamSpec("Inputs")
 METHODS = ("encode", "states", "embed", "scores")  # those that `as_layer` marks
 
 
-def as_layer(method: Method) -> Method:
-    """A method of a model, (inputs, training) → a tensor. On a `keras.Input` it is one layer of a functional model."""
+def as_layer(method: Callable[Concatenate[Model, Inputs], Tensor]) -> Callable[Concatenate[Model, Inputs], Tensor]:
+    """Makes a method (inputs, training) → tensor of a model one layer of a functional model, on a `keras.Input`."""
 
     @wraps(method)
-    def call(model: Any, *inputs: object, **named: object) -> Any:
+    def call(model: Model, *inputs: Inputs.args, **named: Inputs.kwargs) -> Tensor:
         if any(isinstance(each, keras.KerasTensor) for each in inputs):
             return MethodLayer(model, method.__name__)(*inputs, **named)
         return method(model, *inputs, **named)
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class MethodLayer(keras.layers.Layer):
-    """What a method of a model computes, as a layer: Keras saves it with the model.
+    """Computes a method of a model as a layer, which Keras saves with the model.
 
     Args:
         model: the model.
@@ -178,7 +183,7 @@ class MethodLayer(keras.layers.Layer):
         ValueError: this method cannot be a layer.
     """
 
-    def __init__(self, model: Any, method: str, **kwargs: object):
+    def __init__(self, model: FamilyModel, method: str, **kwargs: Unpack[LayerArguments]):
         super().__init__(autocast=False, **kwargs)
         if method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}. Received: method={method!r:.60}")
@@ -205,14 +210,14 @@ class FamilyModel(ReplicatedFit):
     Its methods `encode`, `states`, `embed` and `scores` may be called on a `keras.Input`.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`.
+        arguments: the model's arguments, see `model_spec.KINDS`.
 
     Raises:
         ValueError: an argument's value is not allowed, two arguments contradict each other, `dtype` is a policy of
             quantization, or `keras.config.floatx()` is a half precision.
     """
 
-    kind: str  # a key of `family.KINDS`
+    kind: str  # a key of `model_spec.KINDS`
     takes: tuple[str, ...] = ("ids",)  # the names of the inputs
     license = ""  # the licence of the weights; "" if none is known
 
@@ -222,7 +227,7 @@ class FamilyModel(ReplicatedFit):
         if kind is not None:  # a user's own subclass has the kind of its base
             cls.kind = kind
 
-    def __init__(self, arguments: Config, **kwargs: object):
+    def __init__(self, arguments: Config, **kwargs: Unpack[LayerArguments]):
         if keras.config.floatx() in ("float16", "bfloat16"):
             raise ValueError(
                 "`keras.config.floatx()` must be 'float32' or 'float64', for positions would be counted in 16 bits: "
@@ -237,22 +242,22 @@ class FamilyModel(ReplicatedFit):
                 f"Received: dtype={self.dtype_policy.name!r}"
             )
 
-    def build(self, *_: object) -> None:
+    def build(self, *_: Any) -> None:
         """Does nothing: the constructor has built the layers."""
 
-    def summary(self, *args: object, expand_nested: bool = True, **kwargs: object) -> None:
-        """As in Keras, but it shows the blocks of the stacks unless `expand_nested=False`."""
+    def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
+        """Prints the model as Keras does, but with the blocks of the stacks unless `expand_nested=False`."""
         super().summary(*args, expand_nested=expand_nested, **kwargs)
 
     def export(
         self,
-        filepath: object,
+        filepath: str | Path,
         format: str = "tf_saved_model",
         verbose: bool | None = None,
-        input_signature: object = None,
-        **kwargs: object,
+        input_signature: Any = None,
+        **kwargs: Any,
     ) -> None:
-        """As in Keras: writes what `call` computes. The artefact takes batches and lengths of any size.
+        """Writes what `call` computes, as in Keras. The artefact takes batches and lengths of any size.
 
         Raises:
             ValueError: Keras cannot write the model in this format; or the backend is PyTorch, whose exports have fixed
@@ -274,14 +279,14 @@ class FamilyModel(ReplicatedFit):
             input_signature = [specs]
         super().export(filepath, format, verbose, input_signature, **kwargs)
 
-    def quantize(self, mode: object = None, config: object = None, **kwargs: object) -> None:
+    def quantize(self, mode: str | None = None, config: Any = None, **_: Any) -> None:
         """Raises ValueError: Keras quantizes the weights of its own layers alone."""
         raise ValueError(
             "`quantize` is for Keras's own layers, and would leave the model's weights as they are. Export int8 "
             f"instead, with `{command_line('export')} RUN --format onnx --precision int8`. Received: mode={mode!r}"
         )
 
-    def enable_lora(self, rank: int, *_: object, **__: object) -> None:
+    def enable_lora(self, rank: int, *_: Any, **__: Any) -> None:
         """Raises ValueError: the layers have no low-rank adapters."""
         raise ValueError(
             "`enable_lora` is not available: the model's layers have no low-rank adapters. Fine-tune all weights "
@@ -289,12 +294,12 @@ class FamilyModel(ReplicatedFit):
         )
 
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
+        """Returns symbolic inputs, labels and weights, from which Keras builds optimizer and metrics."""
         ids, weights = (keras.KerasTensor((None, None), dtype) for dtype in ("int32", "float32"))
         return dict.fromkeys(self.takes, ids), ids, weights
 
     def taken(self, inputs: Any) -> list[Tensor]:
-        """The tensors of a batch, in the order of `symbolic_batch`.
+        """Returns the tensors of a batch, in the order of `symbolic_batch`.
 
         Raises:
             ValueError: the batch is no dictionary of the tensors that the model takes; or one is not of numbers, or has
@@ -307,24 +312,24 @@ class FamilyModel(ReplicatedFit):
         raise ValueError(f"`inputs` must be {expected}, numbers of any kind. Received: {received!s:.200}")
 
     def arguments(self) -> Config:
-        """A complete copy of the arguments that make this model again, without Keras's arguments."""
+        """Returns a complete copy of the arguments that make this model again, without Keras's arguments."""
         return {name: _copy(value) for name, value in self._config.items()}
 
     def get_config(self) -> Config:
         return {**super().get_config(), **self.arguments()}
 
 
-def _is_like(value: Any, symbol: keras.KerasTensor) -> bool:
+def _is_like(value: Tensor, symbol: keras.KerasTensor) -> bool:
     """Whether a value is a tensor of numbers with as many axes as a symbol."""
     return len(getattr(value, "shape", ())) == len(symbol.shape) and "str" not in _told(value)
 
 
-def _told(value: Any) -> str:
-    """The type and the shape of a tensor; the type of what is none."""
+def _told(value: Tensor) -> str:
+    """Returns the type and the shape of a tensor; the type of what is none."""
     is_tensor = hasattr(value, "shape")
     return f"{getattr(value.dtype, 'name', value.dtype)} {tuple(value.shape)}" if is_tensor else type(value).__name__
 
 
-def _copy(value: object) -> Any:
-    """A copy of an argument. Keras keeps lists and dictionaries as types of its own."""
+def _copy(value: Any) -> Any:
+    """Returns a copy of an argument. Keras keeps lists and dictionaries as types of its own."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value

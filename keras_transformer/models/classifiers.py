@@ -1,19 +1,19 @@
-"""Models that label: the encoder of text, and the classifier of images."""
+"""Labels texts and images: the encoder of text, and the classifier of images."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.layers.attention_ops import padding_mask
-from keras_transformer.layers.layer import Dense, Layer, glorot, make_part
+from keras_transformer.layers.layer import Dense, DType, Layer, LayerArguments, glorot, make_part
 from keras_transformer.layers.patches import ClassToken
-from keras_transformer.models.base import as_layer, make_layers_of_images
+from keras_transformer.models.base import Layers, as_layer, make_layers_of_images
 from keras_transformer.models.stack_models import StackModel, TokenModel
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.options import Config, PartConfig
 
 LARGEST_PIXEL = 255.0
 SHORTEST = 1e-12  # a vector that is divided by its length
@@ -38,10 +38,7 @@ class HeadLayer(Layer):
     """
 
     def __init__(
-        self,
-        activation: str | Config | None = None,
-        norm: str | Config | None = None,
-        **kwargs: object,
+        self, activation: PartConfig | None = None, norm: PartConfig | None = None, **kwargs: Unpack[LayerArguments]
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -100,7 +97,7 @@ class Encoder(TokenModel):
         context_length: int = 256,
         num_labels: int | None = None,
         head_layer: bool = False,
-        **arguments: object,
+        **arguments: Any,
     ):
         super().__init__(vocabulary_size, context_length, num_labels=num_labels, head_layer=head_layer, **arguments)
         self.num_labels = num_labels
@@ -115,18 +112,18 @@ class Encoder(TokenModel):
         return self.logits_of(self.states(self.taken(inputs)[0], training=training))
 
     def logits_of(self, states: Tensor) -> Tensor:
-        """States (B, S, D) → the logits that `call` returns."""
+        """Returns the logits of `call` from states (B, S, D)."""
         states = states if self.head is None else states[:, 0]
         states = states if self.head_layer is None else self.head_layer(states)
         return self.output_embedding.logits(states) if self.head is None else self.head(states)
 
     @as_layer
     def embed(self, ids: Tensor, training: bool = False) -> Tensor:
-        """The vector (B, D) of each text (B, S), float32; see `vectors`."""
+        """Returns the vector (B, D) of each text (B, S), float32; see `vectors`."""
         return self.vectors(self.states(ids, training=training), ids)
 
     def vectors(self, states: Tensor, ids: Tensor) -> Tensor:
-        """States (B, S, D) of ids (B, S) → (B, D) float32: their mean, or the first, perhaps divided by its length.
+        """Makes vectors (B, D) float32 of states (B, S, D): their mean, or the first, perhaps divided by its length.
 
         As sentence-transformers has it (Reimers and Gurevych 2019, arXiv 1908.10084, section 3).
         """
@@ -143,7 +140,7 @@ class Encoder(TokenModel):
         return inputs, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), dtype="float32")
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
         parts = {"activation": config["head_activation"]}
         if config["num_labels"] is None:
             parts = {"activation": config["activation"], "norm": config["norm"]}
@@ -152,7 +149,7 @@ class Encoder(TokenModel):
 
 
 def mean_state(states: Tensor, ids: Tensor) -> Tensor:
-    """The mean (B, D) float32 of the states (B, S, D) where ids (B, S) are not pad."""
+    """Returns the mean (B, D) float32 of the states (B, S, D) where ids (B, S) are not pad."""
     weights = ops.expand_dims(ops.cast(padding_mask(ids), "float32"), -1)
     total = ops.sum(ops.cast(states, "float32") * weights, axis=1)
     return total / ops.maximum(ops.sum(weights, axis=1), 1.0)
@@ -193,7 +190,7 @@ class ImageClassifier(StackModel):
     """
 
     takes = ("images",)
-    stem: Any
+    stem: keras.layers.Layer
     class_token: ClassToken
 
     def __init__(
@@ -202,7 +199,7 @@ class ImageClassifier(StackModel):
         image_size: int = 224,
         patch_size: int = 16,
         channels: int = 3,
-        **arguments: object,
+        **arguments: Any,
     ):
         sizes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_labels": num_labels}
         super().__init__({**sizes, **arguments})
@@ -213,12 +210,12 @@ class ImageClassifier(StackModel):
             self.head.build((None, self.hidden_dim))
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
         return make_layers_of_images(config, dtype)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(S, S, channels)."""
+        """Returns (S, S, channels)."""
         return self._config["image_size"], self._config["image_size"], self._config["channels"]
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
@@ -226,7 +223,7 @@ class ImageClassifier(StackModel):
         return x if self.head is None else self.head(x)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Pixels as the stem takes them: images (B, S, S, channels) → float32 of the same shape.
+        """Scales pixels as the stem takes them: images (B, S, S, channels) → float32 of the same shape.
 
         Raises:
             ValueError: the images have another size.
@@ -249,6 +246,5 @@ class ImageClassifier(StackModel):
         return self.class_token(self.stem(self.pixels(inputs)))
 
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
-        """Symbolic inputs, labels and weights. From them Keras builds optimizer and metrics."""
         images = keras.KerasTensor((None, *self.image_shape), dtype="uint8")
         return {"images": images}, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), "float32")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.model_factory import model_config, without_weights
 from keras_transformer.spec import model_spec, options
 from keras_transformer.spec.options import Config
@@ -20,20 +21,20 @@ class Difference(NamedTuple):
     received: Any
 
 
-def difference(model: Any) -> Difference | None:
-    """The first part, or option of a part, that differs from the model's configuration; None if there is none.
+def difference(model: keras.Model) -> Difference | None:
+    """Returns the first part, or option of a part, that differs from the model's configuration; None if there is none.
 
     A part may be of another type, such as a subclass of `FeedForward`, or may have been changed after it was made.
     """
 
-    def in_parts(twin: object) -> Difference | None:
+    def in_parts(twin: FamilyModel) -> Difference | None:
         return difference_in_parts(model, twin)
 
     return difference_in_kind(model) or without_weights(model_config(model), in_parts)
 
 
-def difference_in_kind(model: object) -> Difference | None:
-    """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
+def difference_in_kind(model: keras.Model) -> Difference | None:
+    """Returns the model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
     classes = [options.load(kind.home) for kind in model_spec.KINDS.values()]
     if type(model) in classes:
         return None
@@ -41,8 +42,8 @@ def difference_in_kind(model: object) -> Difference | None:
     return Difference("model", " or ".join(near or [one.__name__ for one in classes]), type(model).__name__)
 
 
-def difference_in_parts(model: object, twin: object) -> Difference | None:
-    """The first part, or option of a part, in which two models differ; None if there is none.
+def difference_in_parts(model: keras.Model, twin: keras.Model) -> Difference | None:
+    """Returns the first part, or option of a part, in which two models differ; None if there is none.
 
     Args:
         model: the model in question.
@@ -66,7 +67,7 @@ def _type_name(part: keras.layers.Layer | None) -> str:
 
 
 def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.layers.Layer]]:
-    """(path of attributes, layer) of a layer and of all layers in it."""
+    """Yields (path of attributes, layer) of a layer and of all layers in it."""
     yield path, layer
     for name, value in vars(layer).items():
         if name.startswith("_"):
@@ -80,8 +81,8 @@ def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.
                     yield from parts_of(each, f"{path}.{name}[{place!r}]")
 
 
-def options_of(part: Any) -> Config:
-    """A part's configuration, without names, types, and what only acts in training."""
+def options_of(part: keras.layers.Layer) -> Config:
+    """Returns a part's configuration, without names, types, and what only acts in training."""
     names = ("name", "trainable", "dtype", "dropout", "attention_dropout")
     config = {} if isinstance(part, keras.layers.Dropout) else part.get_config()
     config = {name: value for name, value in config.items() if name not in names}

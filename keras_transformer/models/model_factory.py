@@ -1,4 +1,4 @@
-"""Makes models from configurations, and counts the parameters of models that are not made."""
+"""Makes models from configurations, and counts parameters without making weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 
 def make_model(config: Config, dtype: str = "float32") -> FamilyModel:
-    """The model that a configuration describes.
+    """Makes the model that a configuration describes.
 
     Args:
         config: the model's arguments and its "kind". What is missing has its default.
@@ -32,7 +32,7 @@ def make_model(config: Config, dtype: str = "float32") -> FamilyModel:
 
 
 def count_parameters(config: Config) -> int:
-    """The number of parameters of the model that a configuration describes.
+    """Counts the parameters of the model that a configuration describes.
 
     Raises:
         ValueError: the configuration describes no model.
@@ -44,7 +44,7 @@ _drawing = threading.Lock()  # all threads share Python's random numbers
 
 
 def without_weights(config: Config, look: Callable[[FamilyModel], Found]) -> Found:
-    """What `look` finds in the model that a configuration describes.
+    """Returns what `look` finds in the model that a configuration describes.
 
     The model is made without the memory of its weights, and Python's random numbers go on as if it were not.
 
@@ -67,12 +67,12 @@ def without_weights(config: Config, look: Callable[[FamilyModel], Found]) -> Fou
 
 
 def model_config(model: FamilyModel) -> Config:
-    """The configuration from which `make_model` makes this model again, without its weights."""
+    """Returns the configuration from which `make_model` makes this model again, without its weights."""
     return {"kind": model.kind, **model.arguments()}
 
 
 def _split(config: Config) -> tuple[str, Config]:
-    """The kind of a model, and its complete arguments."""
+    """Returns the kind of a model, and its complete arguments."""
     config = dict(config)
     kind = config.pop("kind", model_spec.DEFAULT_KIND)
     if kind not in model_spec.KINDS:

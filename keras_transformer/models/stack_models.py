@@ -1,14 +1,17 @@
-"""Models of one stack over tokens: the language model and the encoder of sequences, and their bases."""
+"""Models tokens by one stack: the language model, the encoder of sequences, and their bases."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import PositionTerms, keys_mask, padding_mask
+from keras_transformer.layers.layer import DType
 from keras_transformer.layers.positions import Positions, TokenEmbedding
-from keras_transformer.layers.stack import Stack
-from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
+from keras_transformer.layers.stack import Stack, StackCache
+from keras_transformer.models.base import FamilyModel, Layers, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
 from keras_transformer.search.logits import as_one
 from keras_transformer.spec.options import Config
@@ -18,7 +21,7 @@ class StackModel(FamilyModel):
     """The base of the models of one stack. A model of this base says what its vectors are made of.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
+        arguments: the model's arguments, see `model_spec.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -46,30 +49,30 @@ class StackModel(FamilyModel):
         self.built = True
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
-        """The layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
+        """Makes the layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
         raise NotImplementedError
 
     @as_layer
     def states(self, inputs: Tensor, training: bool = False) -> Tensor:
-        """What the model takes, such as ids (B, T) → states (B, T, D), after all blocks."""
+        """Computes the states (B, T, D) after all blocks, of what the model takes, such as ids (B, T)."""
         x, attention_mask, shared = self._stack_inputs(inputs, training)
         return self.stack(x, attention_mask, shared=shared, training=training)
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
+        """Computes the attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
         x, attention_mask, shared = self._stack_inputs(*self.taken(inputs))
         return self.stack.with_scores(x, attention_mask, shared=shared)[1]["self"]
 
-    def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, Shared]:
-        """What the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
+    def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, PositionTerms]:
+        """Returns what the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
         x = self._vectors(inputs)
         positions = ops.arange(ops.shape(x)[1])
         x = self.embedding_dropout(self._placed(x, positions), training=training)
-        return x, self._attention_mask(inputs), self.stack.shared_of(self.positions, positions)
+        return x, self._attention_mask(inputs), self.stack.position_terms(self.positions, positions)
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The vectors with their positions, and normed if the model has a norm there."""
+        """Adds positions to vectors, and norms them if the model has a norm there."""
         x = self.positions.embed(x, positions)
         return x if self.norm is None else self.norm(x)
 
@@ -78,7 +81,7 @@ class StackModel(FamilyModel):
         raise NotImplementedError
 
     def _vectors(self, inputs: Tensor) -> Tensor:
-        """What the model takes → vectors (B, T, D), without positions."""
+        """Makes vectors (B, T, D) of what the model takes, without positions."""
         raise NotImplementedError
 
     def _attention_mask(self, inputs: Tensor) -> Tensor | None:
@@ -92,7 +95,7 @@ class TokenModel(StackModel):
     Args:
         vocabulary_size: V.
         context_length: the most positions of `call`.
-        arguments: the others, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
+        arguments: the others, see `model_spec.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -101,13 +104,13 @@ class TokenModel(StackModel):
     embedding: TokenEmbedding
     output_embedding: TokenEmbedding
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
         super().__init__({"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments})
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
 
     def input_embedding(self) -> TokenEmbedding:
-        """The embedding of what the model takes."""
+        """Returns the embedding of what the model takes."""
         # No property: Keras saves what properties give under their names, and files would have other names.
         return self.embedding
 
@@ -115,7 +118,7 @@ class TokenModel(StackModel):
         return self.output_embedding.logits(self.states(self.taken(inputs)[0], training=training))
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: object) -> Config:
+    def make_layers(cls, config: Config, dtype: DType) -> Layers:
         return make_layers_of_one_stack(config, dtype, cls.is_decoder)
 
     def _build_vectors(self) -> None:
@@ -160,12 +163,12 @@ class LanguageModel(TokenModel):
 
     is_decoder = True
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
         super().__init__(vocabulary_size, context_length, **arguments)
         self.end_ids: int | list[int] = self._config["end_ids"]
 
-    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> Config:
-        """The cache of `step` at position 0.
+    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> StackCache:
+        """Returns the cache of `step` at position 0.
 
         Args:
             ids: (B, ...), of the batch to decode.
@@ -178,13 +181,13 @@ class LanguageModel(TokenModel):
         return self.stack.init_cache(ids, num_beams, max_length)
 
     @property
-    def reads_at_once(self) -> bool:
+    def supports_prefill(self) -> bool:
         """Whether `step` takes several positions of a prompt: all attentions do, and how many may depend on the prompt,
         as it may not in what JAX compiles."""
-        return self.stack.reads_at_once and (ops.back_end() is not None or keras.config.backend() != "jax")
+        return self.stack.supports_prefill and (ops.back_end() is not None or keras.config.backend() != "jax")
 
-    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
-        """Decodes one position of every beam; or the first positions of one beam at once, see `reads_at_once`.
+    def step(self, token_ids: Tensor, cache: StackCache, index: Tensor) -> tuple[Tensor, StackCache]:
+        """Decodes one position of every beam; or the first positions of one beam at once, see `supports_prefill`.
 
         Args:
             token_ids: (B, K), the tokens at position `index`, at index 0 start ids; or (B, T), those at T positions.
@@ -196,7 +199,7 @@ class LanguageModel(TokenModel):
             id, 3, has the probability of all ids that end a text, and the others of these have none.
         """
         index = ops.convert_to_tensor(index)
-        shared = self.stack.shared_at(self.positions, cache, index)
+        shared = self.stack.position_terms_at(self.positions, cache, index)
         x, cache = self.stack.step(self._placed(self.embedding(token_ids), index), cache, None, index, shared)
         return as_one(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 
@@ -238,16 +241,16 @@ class SequenceEncoder(TokenModel):
 
     @as_layer
     def embed(self, ids: Tensor, training: bool = False) -> Tensor:
-        """The vector (B, D) of each history (B, T): the state of its last position, float32."""
+        """Returns the vector (B, D) of each history (B, T): the state of its last position, float32."""
         return ops.cast(self._last_states(ids, training), "float32")
 
     @as_layer
     def scores(self, ids: Tensor, training: bool = False) -> Tensor:
-        """Logits (B, V) of the item that follows each history (B, T), float32."""
+        """Returns logits (B, V) of the item that follows each history (B, T), float32."""
         return ops.cast(self.output_embedding.logits(self._last_states(ids, training)), "float32")
 
     def item_vectors(self) -> Tensor:
-        """The vectors (items, D) of all items, float32."""
+        """Returns the vectors (items, D) of all items, float32."""
         return ops.convert_to_tensor(self.output_embedding.embeddings)[self.num_control_ids :]
 
     def _last_states(self, ids: Tensor, training: bool) -> Tensor:

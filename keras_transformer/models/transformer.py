@@ -1,23 +1,24 @@
-"""The Transformer (Vaswani et al. 2017, arXiv 1706.03762), and several that decode as one."""
+"""Defines the Transformer (Vaswani et al. 2017, arXiv 1706.03762), and several that decode as one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, Unpack
 
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import Cache, PositionTerms, Size, keys_mask, padding_mask
+from keras_transformer.layers.layer import LayerArguments
 from keras_transformer.layers.positions import Positions, TokenEmbedding
-from keras_transformer.layers.stack import Stack
+from keras_transformer.layers.stack import Stack, StackCache
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.options import Config, PartConfig
 
 # A name, a class of your own, or a dictionary of name and options.
-PartConfig = str | type[Any] | Config
+PartGiven: TypeAlias = PartConfig | type
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -92,7 +93,7 @@ class Transformer(FamilyModel):
     encoder_stack: Stack
     decoder_stack: Stack
 
-    # A test compares the defaults with those of `family.ARGUMENTS`.
+    # A test compares the defaults with those of `model_spec.ARGUMENTS`.
     def __init__(
         self,
         vocabulary_size: int, num_layers: int = 6, num_heads: int = 8, hidden_dim: int = 512,
@@ -100,14 +101,14 @@ class Transformer(FamilyModel):
         attention_dropout: float = 0.0, source_vocabulary_size: int | None = None, max_source_length: int = 512,
         *,
         encoder_layers: int | None = None, decoder_layers: int | None = None,
-        positions: PartConfig = "sinusoidal", attention: PartConfig = "full",
-        decoder_attention: PartConfig | None = None, score: PartConfig = "scaled_dot",
-        residual: PartConfig = "post_norm", norm: PartConfig = "layer", feed_forward: PartConfig = "plain",
-        activation: PartConfig = "relu", stack: PartConfig = "layers",
+        positions: PartGiven = "sinusoidal", attention: PartGiven = "full",
+        decoder_attention: PartGiven | None = None, score: PartGiven = "scaled_dot",
+        residual: PartGiven = "post_norm", norm: PartGiven = "layer", feed_forward: PartGiven = "plain",
+        activation: PartGiven = "relu", stack: PartGiven = "layers",
         attention_bias: bool = False, output_bias: bool = False, fixed_output_bias: bool = False,
         tied_output: bool = True, embedding_scale: float | None = None, embedding_norm: bool = False,
         num_control_ids: int = 4,
-        **kwargs: object,
+        **kwargs: Unpack[LayerArguments],
     ):  # fmt: skip
         given = locals()
         super().__init__({name: given[name] for name in model_spec.ARGUMENTS}, **kwargs)
@@ -138,7 +139,7 @@ class Transformer(FamilyModel):
         self.built = True
 
     def input_embedding(self) -> TokenEmbedding:
-        """The embedding of what the encoder takes."""
+        """Returns the embedding of what the encoder takes."""
         # No property: Keras saves what properties give under their names, and files would have other names.
         return self.source_embedding
 
@@ -152,12 +153,12 @@ class Transformer(FamilyModel):
 
     @as_layer
     def encode(self, source_ids: Tensor, training: bool = False) -> Tensor:
-        """Source ids (B, S) → memory (B, S, D)."""
+        """Encodes source ids (B, S) → memory (B, S, D)."""
         x, attention_mask, shared = self._encoder_inputs(source_ids, training)
         return self.encoder_stack(x, attention_mask, shared=shared, training=training)
 
-    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> Config:
-        """The cache of `step` at position 0.
+    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> Cache:
+        """Returns the cache of `step` at position 0.
 
         Args:
             memory: (B, S, D), from `encode`.
@@ -176,7 +177,7 @@ class Transformer(FamilyModel):
             "sentences": {"memory": cache["sentences"], "mask": padding_mask(source_ids)},
         }
 
-    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
         """Decodes one target position of every beam.
 
         Args:
@@ -188,16 +189,16 @@ class Transformer(FamilyModel):
             Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it.
         """
         sentences = cache["sentences"]
-        stack_cache = {"beams": cache["beams"], "sentences": sentences["memory"]}
+        stack_cache: StackCache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
-        shared = self.decoder_stack.shared_at(self.positions, stack_cache, position)
+        shared = self.decoder_stack.position_terms_at(self.positions, stack_cache, position)
         x = self._embed_target(token_ids, position)  # (B, K, D)
         x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
         logits = ops.cast(self.output_embedding.logits(x), "float32")
         return logits, {"beams": stack_cache["beams"], "sentences": sentences}
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The attention scores of every layer.
+        """Computes the attention scores of every layer.
 
         Args:
             inputs: as for `call`.
@@ -214,20 +215,20 @@ class Transformer(FamilyModel):
         _, decoder = self.decoder_stack.with_scores(x, attention_mask, memory, memory_mask, shared=shared)
         return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
 
-    def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
-        """The encoder's inputs: states (B, S, D), the attention mask (B, 1, S), and what positions add."""
+    def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, PositionTerms]:
+        """Returns the encoder's inputs: states (B, S, D), the attention mask (B, 1, S), and what positions add."""
         positions = ops.arange(ops.shape(source_ids)[1])
         x = self.positions.embed(self.source_embedding(source_ids), positions)
         x = x if self.source_norm is None else self.source_norm(x)
         x = self.embedding_dropout(x, training=training)
-        return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.shared_of(self.positions, positions)
+        return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.position_terms(self.positions, positions)
 
-    def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
-        """The decoder's inputs: states (B, T, D), the attention mask (B, 1, T), and what positions add."""
+    def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, PositionTerms]:
+        """Returns the decoder's inputs: states (B, T, D), the attention mask (B, 1, T), and what positions add."""
         positions = ops.arange(ops.shape(target_ids)[1])
         x = self._embed_target(target_ids, positions)
         x = self.embedding_dropout(x, training=training)
-        return x, keys_mask(padding_mask(target_ids)), self.decoder_stack.shared_of(self.positions, positions)
+        return x, keys_mask(padding_mask(target_ids)), self.decoder_stack.position_terms(self.positions, positions)
 
     def _embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
         x = self.positions.embed_target(self.target_embedding(ids), positions)
@@ -235,7 +236,7 @@ class Transformer(FamilyModel):
 
 
 class Ensemble:
-    """What search, sampling and scoring need of a model, computed with several.
+    """Decodes with several models as with one: it has what search, sampling and scoring need of a model.
 
     The probability of a piece is the arithmetic mean, P(y_t | y_<t, x) = 1/M · Σ P_m(y_t | y_<t, x), as Sutskever et
     al. 2014 (1409.3215) decode with several models. Its attention is the mean of the models' attention.
@@ -261,7 +262,7 @@ class Ensemble:
         self.decoder_layers = min(one.decoder_layers for one in models)
 
     def arguments(self) -> Config:
-        """What describes the ensemble in a file: its sizes, and the arguments of each model."""
+        """Returns what describes the ensemble in a file: its sizes, and the arguments of each model."""
         sizes = ("source_vocabulary_size", "vocabulary_size", "num_control_ids", "max_source_length")
         return {
             **{name: getattr(self, name) for name in sizes},
@@ -269,20 +270,20 @@ class Ensemble:
         }
 
     @property
-    def variables(self) -> list[Any]:
-        """The variables of all models."""
+    def variables(self) -> list[keras.Variable]:
+        """Returns the variables of all models."""
         return [variable for one in self.models for variable in one.variables]
 
     def __call__(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        """Logits (B, T, V) float32, as of `Transformer`."""
+        """Computes logits (B, T, V) float32, as `Transformer` does."""
         return self._mean([one(inputs, training=training) for one in self.models])
 
     def encode(self, source_ids: Tensor) -> list[Tensor]:
-        """Source ids (B, S) → the memory (B, S, D) of each model."""
+        """Encodes source ids (B, S) → the memory (B, S, D) of each model."""
         return [one.encode(source_ids) for one in self.models]
 
-    def init_cache(self, memory: list[Tensor], source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Config:
-        """The caches of all models at position 0; arguments as of `Transformer.init_cache`."""
+    def init_cache(self, memory: list[Tensor], source_ids: Tensor, num_beams: int, max_length: Size) -> Cache:
+        """Returns the caches of all models at position 0; arguments as of `Transformer.init_cache`."""
         return _joined(
             [
                 one.init_cache(each, source_ids, num_beams, max_length)
@@ -290,8 +291,8 @@ class Ensemble:
             ]
         )
 
-    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
-        """Logits (B, K, V) float32 of the next piece, and the new cache; arguments as of `Transformer.step`."""
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+        """Computes logits (B, K, V) float32 of the next piece, and the new cache, as `Transformer.step`."""
         steps = [
             one.step(token_ids, {"beams": beams, "sentences": sentences}, index)
             for one, beams, sentences in zip(self.models, cache["beams"], cache["sentences"], strict=True)
@@ -299,20 +300,20 @@ class Ensemble:
         return self._mean([logits for logits, _ in steps]), _joined([cache for _, cache in steps])
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """ "cross" (layers, B, 1, T, S): the mean over models and heads, layers counted from the last."""
+        """Returns "cross" (layers, B, 1, T, S): the mean over models and heads, layers counted from the last."""
         cross = [one.attention_scores(inputs)["cross"][-self.decoder_layers :] for one in self.models]
         return {"cross": ops.mean(ops.stack([ops.mean(each, axis=2, keepdims=True) for each in cross]), axis=0)}
 
     def _mean(self, logits: list[Tensor]) -> Tensor:
-        """The logarithm of the mean probabilities, which `log_softmax` leaves as they are."""
+        """Returns the logarithm of the mean probabilities, which `log_softmax` leaves as they are."""
         log_probs = ops.stack([ops.log_softmax(ops.cast(each, "float32")) for each in logits])
         return ops.logsumexp(log_probs, axis=0)  # without the logarithm of M, which no softmax sees
 
 
 def members_of(model: Transformer | Ensemble) -> list[Transformer]:
-    """The models of an ensemble, or the one model."""
+    """Returns the models of an ensemble, or the one model."""
     return model.models if isinstance(model, Ensemble) else [model]
 
 
-def _joined(caches: list[Config]) -> Config:
+def _joined(caches: list[Cache]) -> Cache:
     return {name: [cache[name] for cache in caches] for name in ("beams", "sentences")}

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
         schedule_picture,
     )
 
-__all__ = [
-    "WordLines", "attention_page", "attention_picture", "certificate_picture", "learning_curves", "masks_picture",
-    "positions_picture", "schedule_picture", "word_lines_picture",
-]  # fmt: skip
-_OF_PAGE = ["WordLines", "attention_page", "attention_picture", "word_lines_picture"]
-_NAMES = {"page": _OF_PAGE, "pictures": sorted({*__all__} - {*_OF_PAGE})}
+_NAMES = {
+    "page": ["WordLines", "attention_page", "attention_picture", "word_lines_picture"],
+    "pictures": ["certificate_picture", "learning_curves", "masks_picture", "positions_picture", "schedule_picture"],
+}
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _NAMES, without_keras=__all__)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES, without_keras=[*_NAMES["page"], *_NAMES["pictures"]])

@@ -1,1 +1,1 @@
-"""What a model is and how it searches, as plain data: options, parts, arguments, presets. Keras is not imported."""
+"""Describes what a model is and how it searches, as plain data: options, parts, arguments, presets. No Keras here."""

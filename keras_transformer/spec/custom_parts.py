@@ -1,4 +1,4 @@
-"""Parts of your own: registered under a name, and imported before a run that has them is read. Keras is not imported.
+"""Registers parts of your own under a name, and imports them before a run that has them is read. No Keras here.
 
 A run names the modules that register its parts. Nothing in a run is imported by itself: a program imports the modules,
 or a command does, by `--import MODULE`.
@@ -38,7 +38,7 @@ def register_part(
     run imports it.
 
     Args:
-        slot: which part of a model it is, such as "feed_forward"; a key of `family.SLOTS` or `family.IMAGE_SLOTS`.
+        slot: which part of a model it is, such as "feed_forward"; a key of `model_spec.ALL_SLOTS`.
         name: such as "gated".
         part_class: a `keras_transformer.layers.Layer` with the methods of the other classes in the slot. Its
             constructor gets the options, and the model's sizes that it names, such as `hidden_dim`.
@@ -81,7 +81,7 @@ def _check(slot: str, name: str, part_class: type, options: dict[str, Option]) -
 
 
 def modules_of(model: Mapping[str, Any]) -> list[str]:
-    """The modules that register the parts of a model's complete configuration; none for the parts of this package.
+    """Lists the modules that register parts of a model's complete configuration; none for parts of this package.
 
     Raises:
         RequestError: a part is not registered, or not in a module that others can import.
@@ -128,7 +128,7 @@ def with_imports(arguments: Sequence[str] | None) -> list[str]:
 
 
 def import_flags(modules: Iterable[str] = ()) -> str:
-    """The flags that import these modules, and those that this process was told to import."""
+    """Returns the flags that import these modules, and those that this process was told to import."""
     names = dict.fromkeys([*modules, *filter(None, os.environ.get(VARIABLE, "").split(","))])
     return "".join(f" {FLAG} {name}" for name in names)
 

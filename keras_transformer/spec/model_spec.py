@@ -1,8 +1,8 @@
-"""The family of models as one table: the arguments of a model, and the parts it is made of. Keras is not imported.
+"""Lists the arguments of every kind of model, and checks and completes a model's configuration. No Keras here.
 
 A model's *arguments* are numbers, switches, and parts. A *part* fills a *slot*. Like an initializer in Keras, a part is
 given as a name or as a dictionary of its name and options: `"learned"`, or `{"name": "learned", "offset": 2}`; on a
-command line `learned:offset=2`. `slots` has the parts, this module the arguments.
+command line `learned:offset=2`. `part_registry` has the parts, this module the arguments.
 
 These tables are the source of the flags of train.py and their help, of the check of config.json, of the README's table,
 and of the parameters of tests.
@@ -14,7 +14,7 @@ from collections import ChainMap
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from keras_transformer.spec.options import Config, Fault, Option, Part, Unknown, home_of
+from keras_transformer.spec.options import Config, Fault, Option, Part, PartConfig, Unknown, home_of
 from keras_transformer.spec.part_registry import IMAGE_SLOTS, SLOTS
 
 # The slots of all models. Tests add rows to `SLOTS`, and a map sees them.
@@ -31,6 +31,10 @@ def _rate(default: float, help: str) -> Option:
 
 def _switch(default: bool, help: str) -> Option:
     return Option(default, help, bool)
+
+
+def _of_channels(help: str, least: float, most: float) -> Option:
+    return Option(0.5, f"{help}; a number, or one for each channel", float, least, most, is_list=True)
 
 
 def _slot(slot: str, help: str, is_optional: bool = False) -> Option:
@@ -96,22 +100,8 @@ IMAGES: dict[str, Option] = {
     "patch_size": _size(16, "height and width of a patch in pixels", 4_096),
     "channels": _size(3, "channels of an image: 1 for grey, 3 for colour", 1_024),
     "stem": _slot("stem", "how an image becomes vectors of patches"),
-    "pixel_mean": Option(
-        0.5,
-        "subtracted from each pixel, which goes from 0 to 1; a number, or one for each channel",
-        float,
-        least=-10,
-        most=10,
-        is_list=True,
-    ),
-    "pixel_std": Option(
-        0.5,
-        "what remains of a pixel is divided by this; a number, or one for each channel",
-        float,
-        least=1e-3,
-        most=1e3,
-        is_list=True,
-    ),
+    "pixel_mean": _of_channels("subtracted from each pixel, which goes from 0 to 1", -10, 10),
+    "pixel_std": _of_channels("what remains of a pixel is divided by this", 1e-3, 1e3),
 }
 
 
@@ -134,7 +124,7 @@ def _labels(help: str) -> Option:
 
 
 def _ends(config: Config) -> Fault | None:
-    """Why the ids that end a text do not fit a complete configuration, or None."""
+    """Returns why the ids that end a text do not fit a complete configuration, or None."""
     ends = config["end_ids"] if isinstance(config["end_ids"], list) else [config["end_ids"]]
     if ends[0] == 3 and len({*ends}) == len(ends) and max(ends) < config["vocabulary_size"]:
         return None
@@ -172,11 +162,11 @@ DEFAULT_KIND = next(iter(KINDS))  # for configurations that name none
 
 
 def kind_at(home: str) -> str | None:
-    """The kind of the models of a class, "module:class"; None if there is none."""
+    """Returns the kind of the models of a class, "module:class"; None if there is none."""
     return next((name for name, kind in KINDS.items() if kind.home == home), None)
 
 
-def part(slot: str, value: str | type | Config, argument: str = "") -> Config:
+def part(slot: str, value: PartConfig | type, argument: str = "") -> Config:
     """Checks a part and returns its complete configuration: its name and all of its options.
 
     Args:
@@ -206,7 +196,7 @@ def part(slot: str, value: str | type | Config, argument: str = "") -> Config:
 
 
 def _name_of(slot: str, part_class: type, argument: str) -> str:
-    """The name of a class in a slot, under which it is put there if it is new."""
+    """Returns the name of a class in a slot; a new class is put there."""
     home = home_of(part_class)
     for name, one in ALL_SLOTS[slot].items():
         if one.home == home:
@@ -239,8 +229,8 @@ def parse(text: str, slot: str, argument: str = "") -> Config:
     return part(slot, given, argument)
 
 
-def spelled(value: str | Config, slot: str) -> str:
-    """The text that stands for a part on a command line. Options at their defaults are left out.
+def spelled(value: PartConfig, slot: str) -> str:
+    """Spells a part as on a command line, without options at their defaults.
 
     Raises:
         Fault: see `part`.
@@ -251,8 +241,8 @@ def spelled(value: str | Config, slot: str) -> str:
     return ":".join([config["name"], *([",".join(given)] if given else [])])
 
 
-def row(slot: str, value: str | Config) -> Part:
-    """The part's row in the table.
+def row(slot: str, value: PartConfig) -> Part:
+    """Returns the part's row in the table.
 
     Raises:
         Fault: see `part`.
@@ -290,20 +280,20 @@ def complete(config: Config, kind: str = DEFAULT_KIND) -> Config:
 
 
 def _checked(name: str, option: Option, value: Any) -> Any:
-    """The argument's value, if it is allowed. A part comes back as its complete configuration."""
+    """Returns the argument's value if it is allowed; a part as its complete configuration."""
     if option.slot and not (value is None and option.is_optional):
         return part(option.slot, value, name)
     return option.checked(name, value)
 
 
 def depths(config: Config) -> tuple[int, ...]:
-    """The number of layers of each stack, encoder and decoder or the only one, from a complete configuration."""
+    """Returns the number of layers of each stack, or of the only one, from a complete configuration."""
     stacks = [name for name in ("encoder_layers", "decoder_layers") if name in config]
     return tuple(config[name] or config["num_layers"] for name in stacks) or (config["num_layers"],)
 
 
 def table() -> str:
-    """The family as a table in Markdown."""
+    """Returns the family as a table in Markdown."""
     lines = ["| slot | variant | what it is | source |", "| --- | --- | --- | --- |"]
     for slot, parts in SLOTS.items():
         for name, each in parts.items():

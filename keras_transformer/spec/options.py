@@ -1,4 +1,4 @@
-"""The rows of the family's table: arguments, parts and the options of parts, with bounds and help. No Keras here."""
+"""Defines arguments, parts and options of parts, with bounds and help, and how a wrong one is told. No Keras here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 from keras_transformer.core.schema import Schema, number, of_type, or_null, shown, whole
 
-# Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
+# Values by their names, as JSON has them and Keras's configurations: a run's settings, the flags of a command.
 Config: TypeAlias = dict[str, Any]
+# A part, as a name or as its name and options.
+PartConfig: TypeAlias = str | dict[str, Any]
 
 
 class Fault(ValueError):
-    """What is wrong with the arguments of a model: for people who write Python, as an error says it, or for those who
-    write flags.
+    """Tells what is wrong with a model's arguments, in the words of Python or, for those who write flags, of flags.
 
     Args:
         text: what was expected. `{name}` stands for an argument, `{name:option}` for an option of a part.
@@ -28,7 +29,7 @@ class Fault(ValueError):
         arguments: the names of the arguments that are told, and last that of the part which does not fit.
     """
 
-    def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: object):
+    def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: Any):
         super().__init__(text)
         self.text = text
         self.received = {**(received or {}), **more}
@@ -39,7 +40,7 @@ class Fault(ValueError):
         return _named(self.text, lambda name: f"`{name}`") + (f". Received: {received}" if received else "")
 
     def in_flags(self) -> str:
-        """The same in the words of a command line."""
+        """Returns the message in the words of a command line."""
         told = [(f"{flag_of(name)} " if len(self.received) > 1 else "") + f"{v}" for name, v in self.received.items()]
         return _named(self.text, flag_of) + (f"; received: {', '.join(told)}" if told else "")
 
@@ -49,13 +50,13 @@ class Unknown(Fault):
 
 
 def flag_of(name: str) -> str:
-    """The flag of an argument; `norm:epsilon`, the option of a part, is told as --norm epsilon."""
+    """Returns the flag of an argument; for `norm:epsilon`, the option of a part, "--norm epsilon"."""
     argument, _, option = name.partition(":")
     return " ".join(["--" + argument.replace("_", "-"), *([option] if option else [])])
 
 
 def _named(text: str, spelling: Callable[[str], str]) -> str:
-    """A text with the names in braces spelled."""
+    """Returns a text whose names in braces are spelled."""
     parts = string.Formatter().parse(text)
     return "".join(
         before + ("" if name is None else spelling(f"{name}:{option}" if option else name))
@@ -88,18 +89,18 @@ class Option:
 
     @property
     def slot(self) -> str:
-        """The slot that the value fills; "" if the value is no part."""
+        """Returns the slot that the value fills; "" if the value is no part."""
         return self.kind if isinstance(self.kind, str) else ""
 
     @property
     def schema(self) -> Schema:
-        """The values that are allowed, but for parts and lists."""
+        """Returns the schema of allowed values, but for parts and lists."""
         numbers = whole(self.least, self.most) if self.kind is int else number(self.least, self.most, self.below)
         one = of_type(bool) if self.kind is bool else numbers
         return or_null(one) if self.is_optional else one
 
     def checked(self, name: str, value: Any) -> Any:
-        """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
+        """Returns a number, a switch or a list if it is allowed. `model_spec.part` checks parts.
 
         Raises:
             Fault: the value is not allowed.
@@ -114,7 +115,7 @@ class Option:
         return float(value) if self.kind is float else value
 
     def parsed(self, text: str) -> Any:
-        """The value that a text on a command line stands for. A text that stands for none is returned as it is."""
+        """Returns the value that a text on a command line stands for; the text itself if it stands for none."""
         if self.is_optional and text == "None":
             return None
         if self.kind is bool:
@@ -140,8 +141,8 @@ class Part:
         fault: a function of a model's complete configuration. It returns why this part does not fit there, or None.
         of_layer: a function of this part's complete configuration and a layer's number, from 0. It returns the part
             that a stack has in this layer.
-        own_class: the class of a part that `own_parts.register_part` added, or that a model was given.
-        own_module: that registers it; "" for parts of this package, and for classes that are not registered.
+        own_class: the class of a part that `custom_parts.register_part` added, or that a model was given.
+        own_module: the module that registers it; "" for parts of this package, and for classes that are not registered.
     """
 
     home: str
@@ -155,12 +156,12 @@ class Part:
 
     @property
     def module(self) -> str:
-        """The module that defines the class."""
+        """Returns the module that defines the class."""
         return self.home.split(":")[0]
 
     @property
     def class_name(self) -> str:
-        """The name of the class."""
+        """Returns the name of the class."""
         return self.home.split(":")[1]
 
     def load(self) -> type[Any]:
@@ -168,7 +169,7 @@ class Part:
         return self.own_class or load(self.home)
 
     def usage(self, name: str) -> str:
-        """The part in a command's help: its name, its options with their defaults, and what it is."""
+        """Returns the part for a command's help: name, options with their defaults, and what it is."""
         options = ",".join(f"{key}={option.default}" for key, option in self.options.items())
         return f"{name}{f'[:{options}]' if options else ''} ({self.help})"
 
@@ -180,12 +181,12 @@ def load(home: str) -> type[Any]:
 
 
 def home_of(some_class: type) -> str:
-    """Where a class is defined, "module:class"."""
+    """Returns where a class is defined, "module:class"."""
     return f"{some_class.__module__}:{some_class.__qualname__}"
 
 
 def parameters_of(part_class: type) -> set[str]:
-    """The argument names of a layer's constructor and of its bases' constructors, Keras's `Layer` excluded."""
+    """Returns the argument names of a layer's constructor and of its bases' constructors, Keras's `Layer` excluded."""
     import keras  # the class's module has imported it
 
     names: set[str] = set()
@@ -193,8 +194,6 @@ def parameters_of(part_class: type) -> set[str]:
         if one is keras.layers.Layer:
             break
         if "__init__" in vars(one):
-            parameters = inspect.signature(one.__init__).parameters.values()  # type: ignore[misc]
-            names |= {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)} - {
-                "self"
-            }
-    return names
+            parameters = inspect.signature(vars(one)["__init__"]).parameters.values()
+            names |= {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    return names - {"self"}

@@ -1,4 +1,4 @@
-"""The parts of the family: for each slot of a model, its variants. Keras is not imported.
+"""Lists the parts of the family: for each slot of a model, its variants. Keras is not imported.
 
 To add a variant to a slot, write a class and a row here. A class has the methods of the first class in its slot, or of
 their base (`Positions`, `Residual`, `Score`). It takes its operations from `keras_transformer.ops`, so every
@@ -7,15 +7,17 @@ format has it.
 
 from __future__ import annotations
 
-from keras_transformer.spec.lengths import longest
+from collections.abc import Callable
+
 from keras_transformer.spec.options import Config, Fault, Option, Part
+from keras_transformer.spec.search_options import longest
 
 LAYERS = "keras_transformer.layers"
 MAX_ATTENTIVE_SIZE = 64  # pixels have 16 million scores then, for each image
 
 
-def _needs_even_width(model: Config) -> Fault | None:
-    return _odd("hidden_dim", model["hidden_dim"], "sinusoidal positions")
+def _needs_even_width(what: str) -> Callable[[Config], Fault | None]:
+    return lambda model: _odd("hidden_dim", model["hidden_dim"], what)
 
 
 def _odd(name: str, size: int, what: str) -> Fault | None:
@@ -53,10 +55,6 @@ def _needs_as_many_experts(model: Config) -> Fault | None:
     if model["feed_forward"]["top_k"] <= model["feed_forward"]["num_experts"]:
         return None
     return Fault("{feed_forward:top_k} must be at most {feed_forward:num_experts}", received)
-
-
-def _needs_even_width_for_coordinates(model: Config) -> Fault | None:
-    return _odd("hidden_dim", model["hidden_dim"], "a universal stack")
 
 
 def _needs_keys_in_range(model: Config) -> Fault | None:
@@ -127,7 +125,7 @@ def _needs_few_pixels(model: Config) -> Fault | None:
 
 
 def _local_first(config: Config, layer: int) -> Config:
-    """Local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
+    """Lets local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
     return config if layer % 2 else {"name": "local", "width": config["width"]}
 
 
@@ -165,7 +163,7 @@ SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
         "sinusoidal": Part(
             f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
-            {**_OFFSET, **_INTERPOLATION}, _needs_even_width,
+            {**_OFFSET, **_INTERPOLATION}, _needs_even_width("sinusoidal positions"),
         ),
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
@@ -299,7 +297,7 @@ SLOTS: dict[str, dict[str, Part]] = {
         "universal": Part(
             f"{LAYERS}.stack:UniversalStack",
             "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
-            _PONDERING, _needs_even_width_for_coordinates,
+            _PONDERING, _needs_even_width("a universal stack"),
         ),
     },
 }  # fmt: skip
@@ -322,5 +320,5 @@ IMAGE_SLOTS: dict[str, dict[str, Part]] = {
 
 
 def key_dim(config: Config) -> int:
-    """The size of a head, from a complete configuration."""
+    """Returns the size of a head, from a complete configuration."""
     return config["key_dim"] or config["hidden_dim"] // config["num_heads"]

@@ -1,4 +1,4 @@
-"""The presets: settings of a model and its training by name, as plain data."""
+"""Defines the presets: settings of a model and its training by name, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from keras_transformer.spec.options import Config
 
 SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
 
-# Ours, for small corpora.
+# For small corpora; this preset is not the paper's.
 TINY: Config = {
     "num_layers": 4,
     "hidden_dim": 256,
@@ -21,29 +21,23 @@ TINY: Config = {
 }
 # The parts that did best in benchmarks.family.
 MODERN_PARTS: Config = {"positions": "rotary", "residual": "pre_norm", "norm": "rms"}
-# `base` and `big` are the paper's, down to the 25,000 tokens a batch.
-PRESETS: dict[str, Config] = {
-    "tiny": TINY,
-    "modern": {**TINY, **MODERN_PARTS},
-    "base": {
-        **{name: ARGUMENTS[name].default for name in SIZES},
-        "label_smoothing": 0.1,
-        "steps": 100_000,
-        "token_budget": 25_000,
-        "vocabulary_size": 37_000,
-    },
-    "big": {
-        "num_layers": 6,
-        "hidden_dim": 1024,
-        "intermediate_dim": 4096,
-        "num_heads": 16,
-        "dropout": 0.3,
-        "label_smoothing": 0.1,
-        "steps": 300_000,
-        "token_budget": 25_000,
-        "vocabulary_size": 37_000,
-    },
+# The paper's, down to the 25,000 tokens a batch.
+BASE: Config = {
+    **{name: ARGUMENTS[name].default for name in SIZES},
+    "label_smoothing": 0.1,
+    "steps": 100_000,
+    "token_budget": 25_000,
+    "vocabulary_size": 37_000,
 }
+BIG: Config = {
+    **BASE,
+    "hidden_dim": 1024,
+    "intermediate_dim": 4096,
+    "num_heads": 16,
+    "dropout": 0.3,
+    "steps": 300_000,
+}
+PRESETS: dict[str, Config] = {"tiny": TINY, "modern": {**TINY, **MODERN_PARTS}, "base": BASE, "big": BIG}
 
 # Small models, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best for
 # Multi30k).
@@ -77,10 +71,10 @@ AUTO_ROWS: dict[int, Config] = {
     5_000: {**SMALL, "dropout": 0.3, "vocabulary_size": 4_000, "steps": 3_000},
     20_000: {**SMALL, "steps": 4_000},
     200_000: {**PRESETS["modern"], "dropout": 0.1, "vocabulary_size": 16_000, "token_budget": 8_192, "steps": 30_000},
-    1_000_000: PRESETS["base"],
+    1_000_000: BASE,
 }
 
 
 def auto_row(num_pairs: int) -> int:
-    """The key of the row of `AUTO_ROWS` for a number of training pairs."""
+    """Returns the key of the row of `AUTO_ROWS` for a number of training pairs."""
     return max(least for least in AUTO_ROWS if least <= num_pairs)

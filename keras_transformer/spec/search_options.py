@@ -1,4 +1,4 @@
-"""How to translate: the options of a search, checked."""
+"""Says how to decode: the checked options of a search, the longest translation, and the length penalty."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Mismatch, Schema, number, object_of, one_of, or_null, shown, whole
-from keras_transformer.spec.options import Config
 
+# A translation may be this many tokens longer than its source (paper, 6.1).
+EXTRA_LENGTH = 50
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 MAX_OWN_BEAMS = 1_000
@@ -112,12 +113,12 @@ class Decoding:
 
     @property
     def num_listed(self) -> int:
-        """How many hypotheses of each sentence a list holds."""
+        """Returns how many hypotheses of each sentence a list holds."""
         return self.num_beams if self.n_best is None else self.n_best
 
     @classmethod
     def of(cls, pipeline: Any, n_best: int | None = None, **given: Any) -> Decoding:
-        """The options of a pipeline's search, its own where none are given, or None is.
+        """Returns the options that are given; where one is None or missing, those of the pipeline's own search.
 
         Raises:
             RequestError: a value is out of its range, or the model does not search.
@@ -134,12 +135,12 @@ class Decoding:
         )
 
     def one_best(self) -> Decoding:
-        """The same search for the best hypothesis alone, which can stop earlier."""
+        """Returns the same search for one hypothesis, which can stop earlier."""
         return replace(self, n_best=1)
 
 
-def own_search(options: object) -> Config:
-    """The options of the search that a model brings, checked.
+def own_search(options: Any) -> dict[str, Any]:
+    """Checks the options of the search that a model brings, and returns those that are set.
 
     Raises:
         RequestError: an option is unknown or out of its range.
@@ -151,12 +152,27 @@ def own_search(options: object) -> Config:
     return {name: found[name] for name in OF_A_MODEL if found.get(name) is not None}
 
 
-def require(name: str, value: object, allowed: Schema) -> None:
+def require(name: str, value: Any, allowed: Schema) -> None:
     """Raises RequestError unless a schema allows the value."""
     if not allowed.holds(value):
         raise RequestError(f"{name} must be {allowed.expected}; received: {shown(value)}")
 
 
-def require_whole(name: str, value: object, least: int) -> None:
+def require_whole(name: str, value: Any, least: int) -> None:
     """Raises RequestError unless the value is a whole number and at least `least`."""
     require(name, value, whole(least))
+
+
+def longest(source_length: Any) -> Any:
+    """Returns the most tokens, the end included, of a translation of `source_length` tokens without their end."""
+    return source_length + EXTRA_LENGTH
+
+
+def penalty(length: Any, length_penalty: float) -> Any:
+    """Returns ((5 + |y|) / 6)^α, by which a search divides log P(y) (Wu et al. 2016, arXiv 1609.08144, equation 14).
+
+    Args:
+        length: |y| with the end: a number, an array, or a float32 tensor.
+        length_penalty: α.
+    """
+    return ((5.0 + length) / 6.0) ** length_penalty

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.feeding import size_in_octave
 from keras_transformer.text.lines import strings_of
 from keras_transformer.text.tokenizer import END, PAD

@@ -80,6 +80,7 @@ def test_the_load_balancing_loss_is_that_of_the_real_tokens():
     causal = np.tril(np.ones((5, 5), bool)) & real[:, None]
     assert balance(layer, mask=causal) == pytest.approx(expected, rel=1e-5), "a decoder's mask tells the same"
     assert balance(layer) != pytest.approx(expected, rel=1e-4), "padding would count"
+    assert not experts(alpha=0.0).has_auxiliary_loss and not experts(num_experts=1, top_k=1).has_auxiliary_loss
 
 
 def test_parts_of_a_batch_share_the_loss_of_the_whole():
@@ -92,11 +93,6 @@ def test_parts_of_a_batch_share_the_loss_of_the_whole():
     assert array(counts)[-1] == 15 and array(counts)[:-1].sum() == 2 * 15
     shares = [float(array(auxiliary_losses.total(found, counts))) for found in parts]
     assert sum(shares) == pytest.approx(balance(layer), rel=1e-5)
-
-
-def test_nothing_is_reported_where_nothing_is_lost():
-    assert experts().has_auxiliary_loss
-    assert not experts(alpha=0.0).has_auxiliary_loss and not experts(num_experts=1, top_k=1).has_auxiliary_loss
 
 
 @pytest.mark.parity

@@ -1,5 +1,7 @@
 """Layers of images: patches, the class token, self-attention of pixels, and the stem that has it."""
 
+from typing import Any
+
 import numpy as np
 from keras import ops
 
@@ -7,7 +9,7 @@ from keras_transformer.layers import AttentiveStem, ClassToken, ImageAttention, 
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 IMAGES = random(2, 6, 4, 5)
-SIZES = {"patch_size": 2, "channels": 5, "hidden_dim": 7}
+SIZES: dict[str, Any] = {"patch_size": 2, "channels": 5, "hidden_dim": 7}
 
 
 def test_patches_are_a_convolution_with_their_stride():

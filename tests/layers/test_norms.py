@@ -8,8 +8,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.layer import LayerNorm, RmsNorm
-from tests.gradients import gradient
-from tests.layer_check import assert_close, assert_equal, built, normalized, random
+from tests.layer_check import assert_close, assert_equal, built, gradient, normalized, random
 
 # The rows are small, so that ε matters.
 X = 0.01 * random(3, 5, 7)

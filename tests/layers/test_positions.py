@@ -113,7 +113,8 @@ def by_formula(queries, keys, zeta=1.0, scale_base=512):
 def test_rotary_and_xpos_are_the_papers_formula_and_xpos_decays():
     queries, keys, zeta = [0, 3, 11, 20], [0, 1, 7, 40], (2 * np.arange(H // 2) / H + 0.4) / 1.4
     assert_close(logits(RotaryPositions(H, base=100.0), queries, keys), by_formula(queries, keys))
-    for options, last in (({}, 400), ({"scale_base": 20}, 40)):  # by default 512
+    cases: list[tuple[dict[str, Any], int]] = [({}, 400), ({"scale_base": 20}, 40)]
+    for options, last in cases:  # by default 512
         layer, keys = XposPositions(H, base=100.0, **options), [0, 1, 7, last]
         assert_close(logits(layer, queries, keys), by_formula(queries, keys, zeta, **options), rtol=1e-4, atol=1e-4)
         near, far = np.moveaxis(np.linalg.norm(turned(layer, QUERY, [0, 50]), axis=-1), 1, 0)

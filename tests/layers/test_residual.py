@@ -29,7 +29,7 @@ def test_equals_its_formula_with_the_configured_norm(residual_class):
         gain, shift = layer.norm.get_weights()
         expected = FORMULAS[residual_class](X, lambda x: normalized(x, gain, shift, epsilon))  # noqa: B023
         assert_close(layer(X, sublayer=lambda x: 2 * x + 1), expected, atol=1e-4)
-    assert layer.closes_stack == (residual_class in (PreNorm, SubNorm))
+    assert layer.has_final_norm == (residual_class in (PreNorm, SubNorm))
     assert layer.has_inner_norm == (residual_class is SubNorm)
 
 
@@ -80,8 +80,6 @@ def in_depth(residual, depth):
         loss = tf.reduce_mean(outputs * direction)
     states = array(outputs) / np.linalg.norm(array(outputs), axis=-1, keepdims=True)
     cosine = (states @ states.swapaxes(-1, -2))[:, ~np.eye(8, dtype=bool)].mean()
-    if residual == "none":  # nothing is told of its update
-        return cosine, 0.0
     weights = [weight.value for weight in stack.trainable_variables]
     for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
         weight.assign_sub(1e-3 * tf.sign(slope))
@@ -90,8 +88,6 @@ def in_depth(residual, depth):
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
 def test_what_becomes_of_states_and_of_the_first_update_in_deep_stacks():
-    """As benchmarks/RESULTS.md tells of 2 and 16 layers: sub-norm keeps positions apart and the first update small."""
-    cosines, changes = zip(*(in_depth("sub_norm", depth) for depth in (2, 16)), strict=True)
-    assert (*cosines, *changes) == pytest.approx((0.33, 0.79, 0.103, 0.26), rel=0.1)
-    assert [in_depth("none", depth)[0] for depth in (2, 16)] == pytest.approx([0.957, 1.0], rel=0.1)
-    assert [in_depth("post_norm", depth)[1] for depth in (2, 16)] == pytest.approx([0.075, 0.99], rel=0.1)
+    """Without a residual sum positions become alike; sub-norm keeps the first update of a deep stack small."""
+    alike, kept, post = (in_depth(residual, 16) for residual in ("none", "sub_norm", "post_norm"))
+    assert kept[0] < 0.9 < 0.99 < alike[0] and kept[1] < post[1] / 2

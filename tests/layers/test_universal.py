@@ -7,8 +7,7 @@ from keras import ops
 from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.attention_ops import causal_mask
 from keras_transformer.layers.stack import UniversalStack, coordinates
-from tests.gradients import gradient
-from tests.layer_check import array, assert_close, assert_equal, built, random
+from tests.layer_check import array, assert_close, assert_equal, built, gradient, random
 
 BATCH, TARGET, SOURCE, HIDDEN_DIM, STEPS = 2, 5, 6, 10, 4
 BLOCK = {"num_heads": 2, "key_dim": 5, "intermediate_dim": 9}

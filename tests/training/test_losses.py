@@ -10,8 +10,7 @@ from keras import ops
 from keras_transformer.losses import SmoothedCrossEntropy, smoothed_cross_entropy
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.schedules import InverseSquareRootDecay
-from tests.gradients import gradient
-from tests.layer_check import random
+from tests.layer_check import gradient, random
 
 VOCABULARY = 11
 LOGITS = 3 * random(2, 5, VOCABULARY)
