@@ -12,7 +12,6 @@ from .export import (
     write_computation,
     write_graph,
 )
-from .stages import stage_models, write_stages
 
 __all__ = [
     "INT8_OPERATORS",
@@ -20,11 +19,9 @@ __all__ = [
     "encoder_model",
     "export_onnx",
     "ids_model",
-    "stage_models",
     "step_model",
     "text_model",
     "translate_model",
     "write_computation",
     "write_graph",
-    "write_stages",
 ]

@@ -154,12 +154,6 @@ class Graph:
         self._bodies[last[0]] = Body(body, [*given, *state], infos)
         return last
 
-    def stand_alone(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Makes a body the graph of a model, with nodes of the graph around it before its own."""
-        self.constants |= self._root.constants
-        self.nodes = [*nodes, *self.nodes]
-        self._large = self._root._large
-
     def finish(self, outputs: Iterable[Value]) -> None:
         """Removes what no output needs, and puts each large constant into the graph around all that use it."""
         self._prune({*outputs})

@@ -31,7 +31,8 @@ def _while_loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars:
 
 def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object, starts: object) -> Any:
     """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins."""
-    depth, flat, variables, inside, after = recorded_body(r, body, loop_vars)
+    flat = [one if one is None or isinstance(one, Recorded) else r.array(one) for one in keras.tree.flatten(loop_vars)]
+    depth, variables, inside, after = recorded_body(r, body, loop_vars, flat)
     goes_on = r.as_type(cond(*keras.tree.pack_sequence_as(loop_vars, after)), "bool")
     graph, moving = r.graphs[-1], [place for place, one in enumerate(variables) if not one.is_fixed]
     outputs = graph.distinct([name_of(r, graph, one) for one in (goes_on, *(after[place] for place in moving))])
@@ -47,19 +48,19 @@ def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object
     return keras.tree.pack_sequence_as(loop_vars, flat)
 
 
-class RecordedBody(NamedTuple):
-    """The body of a loop, in the graph that was entered for it."""
+def recorded_body(
+    r: Recorder, body: Body, loop_vars: Any, flat: Sequence[Any]
+) -> tuple[int, list[Variable], list[Any], list[Any]]:
+    """Records a body again until the sizes that change and the variables that do not are known.
 
-    depth: int  # the graph's
-    first: list[Any]  # each variable before the loop,
-    variables: list[Variable]
-    inside: list[Any]  # as the body gets it,
-    after: list[Any]  # and as the body hands it on
+    Args:
+        r, body, loop_vars: what records, the body, and its variables before the loop.
+        flat: the variables, recorded values, arrays or None.
 
-
-def recorded_body(r: Recorder, body: Body, loop_vars: Any) -> RecordedBody:
-    """Records a body again until the sizes that change and the variables that do not are known."""
-    flat = [one if one is None or isinstance(one, Recorded) else r.array(one) for one in keras.tree.flatten(loop_vars)]
+    Returns:
+        The depth of the graph that was entered for the body, what is known of the variables, the variables as the body
+        gets them, and as it hands them on.
+    """
     variables = [Variable(one, [] if one is None else [*r.sizes_of(one)], one is None) for one in flat]
     while True:
         depth = r.enter()
@@ -67,7 +68,7 @@ def recorded_body(r: Recorder, body: Body, loop_vars: Any) -> RecordedBody:
         after = keras.tree.flatten(tuple(body(*keras.tree.pack_sequence_as(loop_vars, inside))))
         known = [_known(r, *each) for each in zip(variables, inside, after, strict=True)]
         if all(one is other for one, other in zip(known, variables, strict=True)):
-            return RecordedBody(depth, flat, variables, inside, after)
+            return depth, variables, inside, after
         r.leave()
         variables = known
 

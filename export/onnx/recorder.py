@@ -6,7 +6,7 @@ outermost graph that has the node's inputs: what a loop does not change is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ class Unrecordable(Unwritable):
     """A model computes something that has no form in ONNX here."""
 
 
-def recorder_of(model: FamilyModel, precision: str, kind: type[Recorder] | None = None) -> Recorder:
+def recorder_of(model: FamilyModel, precision: str) -> Recorder:
     """A recorder for a model, with tables of all its positions."""
     members = members_of(model)
     if hasattr(model, "max_source_length"):
@@ -44,7 +44,7 @@ def recorder_of(model: FamilyModel, precision: str, kind: type[Recorder] | None 
         num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
     else:
         num_positions = model.context_length
-    return (kind or Recorder)(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
+    return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
 
 
 def _with_int64() -> AbstractContextManager:
@@ -73,14 +73,13 @@ class Recorder:
     """
 
     integers = "int64"
-    WAYS: Mapping[str, Callable[..., Any]] = WAYS
 
     def __init__(self, precision: Precision, num_positions: int, num_tokens: int = 0):
         self.graphs = [Graph()]
         self.precision = precision
         self.num_positions = num_positions
         self.num_tokens = num_tokens
-        self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in self.WAYS.items()}
+        self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in WAYS.items()}
         # While beams share keys: how many beams, how many keys were there before, and which of the keys a beam sees.
         self.num_sharing = 1
         self.num_alone: Size = 0
@@ -88,7 +87,7 @@ class Recorder:
         self.rounds: list[tuple[int, Size]] = []  # for each loop in rounds its body's depth, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now
         self._known: list[dict[tuple, Any]] = [{}]  # for each graph, its nodes
-        self.vectors: dict[str, Recorded] = {}  # sizes in the shape (1,), by the names of the scalars
+        self._vectors: dict[str, Recorded] = {}  # sizes in the shape (1,), by the names of the scalars
         self._axes: dict[str | int | None, Size] = {}  # the axes of the inputs, by their names
         self._arrays: dict[int, tuple[Any, np.ndarray]] = {}
         self._derived: dict[tuple, tuple[Any, Any]] = {}
@@ -272,15 +271,10 @@ class Recorder:
         if x.sizes[axis] is None:
             vector = self.emit("Shape", x, dtype="int64", sizes=[1], start=axis, end=axis + 1)
             scalar = self.emit("Squeeze", vector, np.array([0]), dtype="int64", sizes=[])
-            self.vectors[scalar.name] = vector
+            self._vectors[scalar.name] = vector
             self.positive.add(scalar.name)
             x.sizes[axis] = scalar
         return x.sizes[axis]
-
-    def value_of(self, name: str) -> Recorded:
-        """The value that a node of the outermost graph makes."""
-        made = keras.tree.flatten([*self._known[0].values()])
-        return next(value for value in made if value.name == name)
 
     def look_up_sizes(self, x: Recorded) -> None:
         """Makes all sizes of a value known."""
@@ -303,11 +297,11 @@ class Recorder:
 
     def _vector_of(self, scalar: Recorded) -> Recorded:
         """A scalar in the shape (1,)."""
-        if scalar.name not in self.vectors:
-            self.vectors[scalar.name] = self.emit(
+        if scalar.name not in self._vectors:
+            self._vectors[scalar.name] = self.emit(
                 "Reshape", self.cast(scalar, "int64"), np.array([1]), dtype="int64", sizes=[1]
             )
-        return self.vectors[scalar.name]
+        return self._vectors[scalar.name]
 
     def view(self, x: Recorded, sizes: Sequence[Size]) -> Recorded:
         """A value in another shape of the same numbers, without a node."""

@@ -29,7 +29,6 @@ from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
 from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations
-from keras_transformer.decoding.onnx_sessions import has_cuda
 from keras_transformer.runs.export_folder import Graphs, file_name
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
 from keras_transformer.spec.custom_parts import modules_of
@@ -129,11 +128,6 @@ def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
     if may_use_keras(arguments) and gpus_of_the_driver():
         yield "this machine has a GPU"
-
-
-def uses_gpu(provider: str) -> bool:
-    """Whether ONNX Runtime computes on a GPU here, as far as it can be told before."""
-    return provider != "cpu" and bool(gpus_of_the_driver()) and has_cuda()
 
 
 def may_use_keras(arguments: argparse.Namespace) -> bool:
