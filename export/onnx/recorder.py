@@ -22,9 +22,9 @@ from keras_transformer.spec.options import Config
 from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo
 from .operations import OPERATIONS
+from .overrides import FORMS_OF_KERAS, OVERRIDES
 from .recorded import PRECISION, Precision, Recorded, Size, all_same, holds_recorded, same
 from .shapes import part
-from .ways import FORMS_OF_KERAS, WAYS
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -79,7 +79,7 @@ class Recorder:
         self.precision = precision
         self.num_positions = num_positions
         self.num_tokens = num_tokens
-        self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in WAYS.items()}
+        self.overrides: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in OVERRIDES.items()}
         # While beams share keys: how many beams, how many keys were there before, and which of the keys a beam sees.
         self.num_sharing = 1
         self.num_alone: Size = 0

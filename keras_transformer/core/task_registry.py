@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its model, a key of `family.KINDS`."""
+        """The kind of its model, a key of `model_spec.KINDS`."""
         return self.settings.kind
 
     @property

@@ -121,7 +121,7 @@ def start_beams(
     )
 
 
-@ops.replaceable
+@ops.overridable
 def first_beams(state: BeamState) -> BeamState:
     """The state that the first step takes. Its beams are the same, so an export may begin with one."""
     return state

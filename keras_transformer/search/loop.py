@@ -53,7 +53,7 @@ def blank(bounds: Bounds, num_rows: int, index: Tensor | None = None) -> Blank:
     )
 
 
-@ops.replaceable
+@ops.overridable
 def run_loop(
     advance: Callable[[State, Given], State],
     state: State,
@@ -151,13 +151,13 @@ def pick(values: Tensor, places: Tensor) -> Tensor:
     return ops.sum(ops.where(here, values, ops.zeros_like(values)), axis=-1)
 
 
-@ops.replaceable
+@ops.overridable
 def follow(cache: object, beams: Tensor) -> Any:
     """The cache, a nest of (B, K, ...), of the beams (B, K) that others continue."""
     return ops.map_structure(lambda values: gather_beams(values, beams), cache)
 
 
-@ops.replaceable
+@ops.overridable
 def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     """values (B, K, ...), beams (B, C) → (B, C, ...): each sentence picks among its own beams."""
     batch_size, num_beams, *rest = ops.shape(values)

@@ -1,7 +1,7 @@
 """Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name. A
 folder in Hugging Face's format has no certificate: it translates as the model when it is imported again.
 
-A sample is marked `long`, the rest `full`. A new row of `family.SLOTS` is a new variant here.
+A sample is marked `long`, the rest `full`. A new row of `part_registry.SLOTS` is a new variant here.
 """
 
 from collections.abc import Iterator
