@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -157,7 +157,7 @@ def _position_table(model: FamilyModel, layout: Layout, first: int, path: str) -
     return np.pad(array_of(embed(nothing, ops.convert_to_tensor(np.arange(count)))), ((first, 0), (0, 0)))
 
 
-def _counting(model: Any, config: Config, variable: Any) -> np.ndarray:
+def _counting(model: FamilyModel, config: Config, variable: keras.Variable) -> np.ndarray:
     """The numbers of a weight that a result depends on: no search takes the logits of control ids but the end's."""
     array, output = array_of(variable), getattr(model, "output_embedding", None)
     if output is None or variable is not output.bias:
