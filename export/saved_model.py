@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.checking.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
 from keras_transformer.core.errors import JobError, RequestError
@@ -19,6 +19,9 @@ from keras_transformer.text.tokenizer import UNKNOWN
 
 from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
 from .word_pieces import WordPieces, read_by
+
+if TYPE_CHECKING:
+    from tensorflow_text import SentencepieceTokenizer
 
 
 def export_saved_model(
@@ -62,7 +65,7 @@ def export_saved_model(
     return [path]
 
 
-def _save(module: Any, aside: Path, path: Path) -> None:
+def _save(module: tf.Module, aside: Path, path: Path) -> None:
     """Writes the SavedModel to `aside`, from where it will move to `path`."""
     module.__call__ = module.functions["serving_default"]  # so what is loaded is callable itself
     try:
@@ -73,14 +76,14 @@ def _save(module: Any, aside: Path, path: Path) -> None:
         ) from error
 
 
-def _module(signature: Signature) -> Any:
+def _module(signature: Signature) -> tf.Module:
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
     module.weights = [variable.value for variable in signature.model.weights]
     return module
 
 
-def _ids_module(signature: Signature) -> Any:
+def _ids_module(signature: Signature) -> tf.Module:
     """A `tf.Module` with its one signature."""
     module = _module(signature)
     answer = tf.function(signature.named, input_signature=[signature.spec()], autograph=False)
@@ -88,7 +91,7 @@ def _ids_module(signature: Signature) -> Any:
     return module
 
 
-def _text_module(signature: Signature) -> Any:
+def _text_module(signature: Signature) -> tf.Module:
     """A `tf.Module` with its signatures, a function for each name."""
     library, module = import_optional("tensorflow_text"), _module(signature)
     reads = [*map(read_by, signature.pipeline.tokenizers)]
@@ -99,11 +102,11 @@ def _text_module(signature: Signature) -> Any:
     ]
     texts = partial(texts_of, target, signature.is_one_line)
 
-    def read(text: Tensor) -> Any:
+    def read(text: Tensor) -> tf.RaggedTensor:
         pieces = pieces_in(source, text, cleaning)
         return of_words(pieces, reads[0]) if isinstance(reads[0], WordPieces) else pieces
 
-    def traced(function: Callable[..., Outputs]) -> Any:
+    def traced(function: Callable[..., Outputs]) -> Callable[[Tensor], Outputs]:
         def answer(text: Tensor) -> Outputs:
             return function(read(text), texts)
 
@@ -124,7 +127,7 @@ def resource_name(model: bytes) -> str:
     return f"vocabulary_{hashlib.sha256(model).hexdigest()}"
 
 
-def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> Any:
+def pieces_in(tokenizer: SentencepieceTokenizer, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> tf.RaggedTensor:
     """Strings (B,) → ragged ids (B, pieces)."""
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     for pattern, by in cleaning:
@@ -132,7 +135,7 @@ def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]])
     return tokenizer.tokenize(text)
 
 
-def of_words(pieces: Any, read: WordPieces) -> Any:
+def of_words(pieces: tf.RaggedTensor, read: WordPieces) -> tf.RaggedTensor:
     """SentencePiece's ragged pieces (B, pieces) → our ragged ids (B, ids), one for an unknown word."""
     flat = pieces.flat_values
     begins, lengths = tf.gather(read.begins, flat), tf.gather(read.lengths, flat)
@@ -143,7 +146,7 @@ def of_words(pieces: Any, read: WordPieces) -> Any:
     return tf.ragged.boolean_mask(pieces.with_flat_values(ids), pieces.with_flat_values(begins | ~is_unknown))
 
 
-def texts_of(tokenizer: Any, is_one_line: bool, ids: Tensor) -> Tensor:
+def texts_of(tokenizer: SentencepieceTokenizer, is_one_line: bool, ids: Tensor) -> Tensor:
     """Ids (B, L) → strings (B,)."""
     texts = tokenizer.detokenize(pieces_of(ids))
     return tf.strings.strip(tf.strings.regex_replace(texts, LINE_BREAKS, " ")) if is_one_line else texts

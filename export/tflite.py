@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from keras import ops
@@ -24,7 +24,6 @@ from keras_transformer.core.lazy import tf
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.sentences import odd_texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
@@ -107,7 +106,7 @@ def require_size(model: FamilyModel, precision: str) -> None:
         )
 
 
-def _modules(signature: Signature) -> Config:
+def _modules(signature: Signature) -> dict[str, tf.Module]:
     """What is written, by the stem of its file."""
     if not signature.text_stem:
         return {signature.ids_stem: _ids_module(signature)}
@@ -143,7 +142,7 @@ def _misread(tokenizer: Tokenizer) -> str:
     return ""
 
 
-def _with_int8_embeddings(model: FamilyModel) -> Any:
+def _with_int8_embeddings(model: FamilyModel) -> FamilyModel:
     require_own_parts(model, "tflite", "int8")
     twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
@@ -153,7 +152,7 @@ def _with_int8_embeddings(model: FamilyModel) -> Any:
     return twin
 
 
-def _ids_module(signature: Signature) -> Any:
+def _ids_module(signature: Signature) -> tf.Module:
     def answer(ids: Tensor) -> Outputs:
         count = tf.shape(ids)[0]
         # LiteRT fails on an empty batch and on rows of no ids: a row is added, which no answer has.
@@ -163,7 +162,7 @@ def _ids_module(signature: Signature) -> Any:
     return _module(signature, answer, signature.spec())
 
 
-def _text_module(signature: Signature) -> Any:
+def _text_module(signature: Signature) -> tf.Module:
     library = import_optional("tensorflow_text")
     read, written = signature.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
@@ -175,7 +174,7 @@ def _text_module(signature: Signature) -> Any:
     return _module(signature, answer, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
+def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: tf.TensorSpec) -> tf.Module:
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
     module.weights = [variable.value for variable in signature.model.weights]
@@ -183,7 +182,7 @@ def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: An
     return module
 
 
-def _convert(module: Any, signature: str, precision: str, takes_text: bool, path: Path) -> None:
+def _convert(module: tf.Module, signature: str, precision: str, takes_text: bool, path: Path) -> None:
     """Writes the file of a signature; a large model is converted in a process of its own, whose memory is given back.
 
     Raises:

@@ -15,7 +15,7 @@ import json
 import string
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -24,6 +24,9 @@ from sentencepiece import sentencepiece_model_pb2
 from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 PRIVATE = [*map(chr, range(0xE000, 0xF900))]  # characters that no vocabulary has
 SEPARATOR = " 0 "  # between characters whose images are asked for at once: no character becomes it
@@ -119,7 +122,7 @@ def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
     return WordPieces(_model(pieces, rules), cleaning, ids.astype("int32"), begins, lengths, longest)
 
 
-def _images(library: Any) -> dict[str, str]:
+def _images(library: tokenizers.Tokenizer) -> dict[str, str]:
     """What each character becomes within a word, with a space where it ends the word."""
     characters = [*map(chr, chain(*CHARACTERS))]
     images: dict[str, str] = {}
