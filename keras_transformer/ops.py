@@ -2,7 +2,7 @@
 
 `ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
-an exporter's recorder writes them down as the nodes of a graph.
+an exporter's tracer writes them down as the nodes of a graph.
 
 An `overridable` function has one plain meaning. A back end may do it in its own way: its `overrides` are such functions, by
 their names.

@@ -1,9 +1,8 @@
-"""What the recorder does in its own way: the functions of `ops.overridable`, and the layers of Keras."""
+"""Writes what has a form of its own in ONNX: the functions of `ops.overridable`, and the layers of Keras."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,29 +11,31 @@ from keras_transformer.layers.attention_ops import HIDDEN, Projection, causal_ca
 from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
-from .recorded import Recorded, Recorder, Size, same
-from .shapes import counted
+from .operations import counted
+from .tracer import Nest, Operand, Size, SymbolicTensor, Tracer, Write, same
 
 HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
 
 
-def product(r: Recorder, x: Recorded, weight: object, bias: object = None, transposed: bool = False) -> Recorded:
-    """In the recorder's precision, on rows."""
+def product(
+    r: Tracer, x: SymbolicTensor, weight: Operand, bias: Operand | None = None, transposed: bool = False
+) -> SymbolicTensor:
+    """In the tracer's precision, on rows."""
     array = r.array(weight)
     array = r.derived(np.transpose, array) if transposed else array
     made = r.precision.product(r, r.rows(x), array, bias)
     return r.view(made, [*x.sizes[:-1], made.sizes[-1]])
 
 
-def embedding_lookup(r: Recorder, table: object, ids: Recorded) -> Recorded:
-    """In the recorder's precision, of ids in one row."""
+def embedding_lookup(r: Tracer, table: Operand, ids: SymbolicTensor) -> SymbolicTensor:
+    """In the tracer's precision, of ids in one row."""
     r.shape(ids)
     flat = r.reshape(ids, (-1,))
     made = r.precision.rows(r, r.array(table), flat)
     return r.view(made, [*ids.sizes, made.sizes[-1]])
 
 
-def by_position(r: Recorder, function: Callable[[Any], object], positions: Recorded) -> Any:
+def by_position(r: Tracer, function: Callable[[np.ndarray], Nest], positions: SymbolicTensor) -> Nest:
     """By a table."""
     tables = r.computed(function, np.arange(r.num_positions))
     return keras.tree.map_structure(lambda table: r.take(table, positions, axis=0), tables)
@@ -45,7 +46,7 @@ def side_by_side(*kernels: np.ndarray) -> np.ndarray:
     return np.concatenate(kernels, axis=1)
 
 
-def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection]) -> list[Recorded]:
+def projected_heads(r: Tracer, x: SymbolicTensor, projections: Sequence[Projection]) -> list[SymbolicTensor]:
     """In one product."""
     biases = [each.bias for each in projections]
     kernel = r.derived(side_by_side, *(r.array(each.kernel) for each in projections))
@@ -66,17 +67,17 @@ def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection])
     )
 
 
-def position_axis(r: Recorder, x: Recorded, keys: Recorded) -> int:
+def position_axis(r: Tracer, x: SymbolicTensor, keys: SymbolicTensor) -> int:
     """Beams that share keys are one sequence."""
     return 1 if num_sharing(r, keys) > 1 else -2
 
 
-def num_sharing(r: Recorder, keys: Recorded) -> int:
+def num_sharing(r: Tracer, keys: SymbolicTensor) -> int:
     """How many beams share keys: those (B, 1, G, S, H) of a cache, not those of a memory."""
     return r.num_sharing if keys.ndim == 5 else 1
 
 
-def first_beams(r: Recorder, state: Any) -> Any:
+def first_beams(r: Tracer, state: Nest) -> Nest:
     """One, if all caches grow from all positions before the first step, and the vocabulary has continuations for all.
     From then on beams share the keys.
 
@@ -86,7 +87,7 @@ def first_beams(r: Recorder, state: Any) -> Any:
     lengths = [one.sizes[-2] for one in caches if one.ndim == 5]
     if len(lengths) < len(caches) or not 1 < num_beams <= r.num_tokens // 2:
         return state
-    if not all(same(length, state.index if isinstance(state.index, Recorded) else 0) for length in lengths):
+    if not all(same(length, state.index if isinstance(state.index, SymbolicTensor) else 0) for length in lengths):
         return state
     r.num_sharing, r.num_alone = num_beams, lengths[0]
     r.seen = r.ones([batch, 1, r.add(lengths[0], 1)], "bool")
@@ -99,7 +100,7 @@ def first_beams(r: Recorder, state: Any) -> Any:
     )
 
 
-def follow(r: Recorder, cache: object, beams: Recorded) -> Any:
+def follow(r: Tracer, cache: Nest, beams: SymbolicTensor) -> Nest:
     """Shared keys stay."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
@@ -109,27 +110,27 @@ def follow(r: Recorder, cache: object, beams: Recorded) -> Any:
     return cache
 
 
-def empty_cache(r: Recorder, shape: tuple, dtype: str) -> Recorded:
+def empty_cache(r: Tracer, shape: tuple, dtype: str) -> SymbolicTensor:
     """With no position: it grows."""
     return r.zeros([*shape[:-2], 0, shape[-1]], dtype)
 
 
-def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Recorded:
+def extended(r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: SymbolicTensor) -> SymbolicTensor:
     """Longer by a position."""
     if num_sharing(r, cache) > 1 and not same(new.sizes[1], 1):
-        raise r.unrecordable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
+        raise r.untraceable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
     if not index.ndim:
         return r.concatenate([cache, new], axis=-2)
     sizes = [*new.sizes[:-2], num_keys(r, cache, index), new.sizes[-1]]  # which all layers share
     return r.emit("Concat", cache, new, dtype=new.dtype, sizes=sizes, axis=new.ndim - 2)
 
 
-def cached_positions(r: Recorder, keys: Recorded) -> Recorded:
+def cached_positions(r: Tracer, keys: SymbolicTensor) -> SymbolicTensor:
     """A position has a key of each beam that shares them; the first step's has one, and so has what was read before."""
     return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
 
 
-def positions_of(r: Recorder, places: Recorded, num_beams: int) -> Recorded:
+def positions_of(r: Tracer, places: SymbolicTensor, num_beams: int) -> SymbolicTensor:
     """The positions of keys at such places in a cache that so many beams share."""
     if num_beams == 1 or same(r.num_alone, 0):
         return r.floor_divide(r.add(places, num_beams - 1), num_beams)
@@ -137,7 +138,7 @@ def positions_of(r: Recorder, places: Recorded, num_beams: int) -> Recorded:
     return r.add(r.minimum(places, r.num_alone), r.floor_divide(r.add(behind, num_beams - 1), num_beams))
 
 
-def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
+def key_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> SymbolicTensor:
     """All so far."""
     if not index.ndim:
         return last_positions(r, keys, index)
@@ -145,39 +146,44 @@ def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
     return r.subtract(last, counted(r, num_keys(r, keys, index), reverse=1, exclusive=1))
 
 
-def num_keys(r: Recorder, keys: Recorded, index: Recorded) -> Size:
+def num_keys(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> Size:
     """How many keys there are after a step of several positions."""
     return r.add(r.size(keys, -2), r.size(index, 0))
 
 
-def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
+def last_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, most: int | None = None) -> SymbolicTensor:
     """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
     num_beams = num_sharing(r, keys)
-    if num_beams > 1 and not same(r.num_alone, 0):
-        return positions_of(r, r.arange(r.size(r.seen, -1)), num_beams)
-    count = r.size(r.seen, -1) if num_beams > 1 else r.add(r.size(keys, -2), 1)
+    seen = r.seen if num_beams > 1 else None
+    if seen is not None and not same(r.num_alone, 0):
+        return positions_of(r, r.arange(r.size(seen, -1)), num_beams)
+    count = r.add(r.size(keys, -2), 1) if seen is None else r.size(seen, -1)
     count = count if most is None else r.minimum(count, most * num_beams)
     ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_beams)
     return r.subtract(r.cast(index, "int64"), ages)
 
 
-def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, size: int) -> Recorded:
+def extended_ring(
+    r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: SymbolicTensor, size: int
+) -> SymbolicTensor:
     """Longer by a position, and cut to the last."""
     most = size * num_sharing(r, cache)
     return r.part(extended(r, cache, new, index), (..., slice(-most, None), slice(None)))
 
 
-def ring_of(r: Recorder, keys: Recorded, index: Recorded, size: int) -> Recorded:
+def ring_of(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, size: int) -> SymbolicTensor:
     """The last of them."""
     return r.part(keys, (..., slice(-size, None), slice(None)))
 
 
-def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:
+def ring_positions(r: Tracer, keys: SymbolicTensor, size: int, index: SymbolicTensor) -> SymbolicTensor:
     """The last so far, in their order."""
     return last_positions(r, keys, index, size)
 
 
-def cache_mask(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
+def cache_mask(
+    r: Tracer, positions: SymbolicTensor, index: SymbolicTensor, size: int | None = None
+) -> SymbolicTensor | None:
     """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
     if index.ndim:
         return causal_cache_mask(positions, index, size)
@@ -187,7 +193,7 @@ def cache_mask(r: Recorder, positions: Recorded, index: Recorded, size: int | No
     return seen if size is None else r.part(seen, (..., slice(-size * r.num_sharing, None)))
 
 
-def seen_softmax(r: Recorder, logits: Recorded, attention_mask: object) -> Recorded:
+def seen_softmax(r: Tracer, logits: SymbolicTensor, attention_mask: Operand | None) -> SymbolicTensor:
     """A query that sees no key gets any scores. Logits in float16 stay so: inside, the operator computes in float32."""
     logits = r.widened.get(logits.name, logits)
     if attention_mask is None:
@@ -196,7 +202,7 @@ def seen_softmax(r: Recorder, logits: Recorded, attention_mask: object) -> Recor
     return r.softmax(r.add(logits, r.multiply(r.subtract(1.0, r.cast(attention_mask, logits.dtype)), hidden)))
 
 
-def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:
+def gather_beams(r: Tracer, values: SymbolicTensor, beams: Operand) -> SymbolicTensor:
     """By an operator of ONNX."""
     places = r.as_type(beams, "int64")
     sizes = [*r.sizes_of(places), *values.sizes[2:]]
@@ -208,9 +214,9 @@ def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:
     return r.emit("GatherND", values, places, dtype=values.dtype, sizes=sizes, batch_dims=1)
 
 
-OVERRIDES: dict[str, Callable[..., Any]] = {
-    way.__name__: way
-    for way in (
+OVERRIDES: dict[str, Write] = {
+    write.__name__: write
+    for write in (
         product, embedding_lookup, by_position, projected_heads, position_axis, first_beams, follow, empty_cache,
         extended, cached_positions, key_positions, extended_ring, ring_of, ring_positions, cache_mask, seen_softmax,
         gather_beams,
@@ -218,11 +224,11 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 
 
-def layer_norm(r: Recorder, layer: keras.layers.LayerNormalization, x: Recorded) -> Recorded:
+def layer_norm(r: Tracer, layer: keras.layers.LayerNormalization, x: SymbolicTensor) -> SymbolicTensor:
     """Which ONNX computes in float32 inside."""
     _require_last_axis(r, layer, x)
     if not (layer.center and layer.scale):
-        raise r.unrecordable("a norm without a gain or a shift")
+        raise r.untraceable("a norm without a gain or a shift")
     whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
     gamma, beta = (r.array(weight, x.dtype) for weight in (layer.gamma, layer.beta))
     made = r.emit(
@@ -238,7 +244,7 @@ def layer_norm(r: Recorder, layer: keras.layers.LayerNormalization, x: Recorded)
     return r.view(made, x.sizes)
 
 
-def rms_norm(r: Recorder, layer: keras.layers.RMSNormalization, x: Recorded) -> Recorded:
+def rms_norm(r: Tracer, layer: keras.layers.RMSNormalization, x: SymbolicTensor) -> SymbolicTensor:
     """In float32, in the order of nodes in which ONNX Runtime finds it and computes it as one operator."""
     _require_last_axis(r, layer, x)
     whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
@@ -249,54 +255,54 @@ def rms_norm(r: Recorder, layer: keras.layers.RMSNormalization, x: Recorded) -> 
     return r.view(made, x.sizes)
 
 
-def _require_last_axis(r: Recorder, layer: Any, x: Recorded) -> None:
+def _require_last_axis(r: Tracer, layer: keras.Layer, x: SymbolicTensor) -> None:
     axes = [layer.axis] if isinstance(layer.axis, int) else [*layer.axis]
     if [axis % x.ndim for axis in axes] != [x.ndim - 1]:
-        raise r.unrecordable("a norm over other axes than the last")
+        raise r.untraceable("a norm over other axes than the last")
 
 
-def dropout(r: Recorder, layer: keras.layers.Dropout, x: Recorded) -> Recorded:
+def dropout(r: Tracer, layer: keras.layers.Dropout, x: SymbolicTensor) -> SymbolicTensor:
     """Which drops nothing here."""
     return x
 
 
-def dense(r: Recorder, layer: keras.layers.Dense, x: Recorded) -> Recorded:
+def dense(r: Tracer, layer: keras.layers.Dense, x: SymbolicTensor) -> SymbolicTensor:
     """Not in int8: it is the head of a classifier."""
     y = r.matmul(x, r.array(layer.kernel, x.dtype))
     y = y if layer.bias is None else r.add(y, r.array(layer.bias, x.dtype))
     return activated(r, layer, y)
 
 
-def activated(r: Recorder, layer: Any, x: Recorded) -> Recorded:
+def activated(r: Tracer, layer: keras.Layer, x: SymbolicTensor) -> SymbolicTensor:
     """After the layer's activation."""
     name = getattr(layer.activation, "__name__", repr(layer.activation))
     if name == "linear":
         return x
     if name not in ("relu", "tanh", "sigmoid", "silu", "softplus", "gelu"):
-        raise r.unrecordable(f"the activation {name} of a layer of Keras")
+        raise r.untraceable(f"the activation {name} of a layer of Keras")
     return r.gelu(x, approximate=False) if name == "gelu" else getattr(r, name)(x)
 
 
-def embedding(r: Recorder, layer: keras.layers.Embedding, x: Recorded) -> Recorded:
+def embedding(r: Tracer, layer: keras.layers.Embedding, x: SymbolicTensor) -> SymbolicTensor:
     """The rows of its table."""
     return r.cast(embedding_lookup(r, layer.embeddings, x), r.compute_dtype)
 
 
-def conv_2d(r: Recorder, layer: keras.layers.Conv2D, x: Recorded) -> Recorded:
+def conv_2d(r: Tracer, layer: keras.layers.Conv2D, x: SymbolicTensor) -> SymbolicTensor:
     """ONNX has channels before pixels."""
     if layer.data_format != "channels_last" or layer.padding != "same":
-        raise r.unrecordable("a convolution other than with `same` padding and channels last")
+        raise r.untraceable("a convolution other than with `same` padding and channels last")
     kernel = r.array(layer.kernel, x.dtype).transpose(3, 2, 0, 1)
     biases = [] if layer.bias is None else [r.array(layer.bias, x.dtype)]
     x = r.transpose(x, (0, 3, 1, 2))
     sizes = [x.sizes[0], kernel.shape[0], *x.sizes[2:]]
     if [*layer.strides] != [1, 1] or [*layer.dilation_rate] != [1, 1] or layer.groups != 1:
-        raise r.unrecordable("a convolution with strides, dilation or groups")
+        raise r.untraceable("a convolution with strides, dilation or groups")
     y = r.emit("Conv", x, kernel, *biases, dtype=x.dtype, sizes=sizes, auto_pad="SAME_UPPER")
     return r.transpose(activated(r, layer, y), (0, 2, 3, 1))
 
 
-FORMS_OF_KERAS: dict[type, Callable[..., Any]] = {
+KERAS_LAYERS: dict[type[keras.Layer], Write] = {
     keras.layers.LayerNormalization: layer_norm,
     LayerNorm: layer_norm,
     keras.layers.RMSNormalization: rms_norm,

@@ -15,7 +15,7 @@ from keras_transformer.checking.signatures import LINE_BREAKS
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 from ..word_pieces import WordPieces, read_by
-from .graph import TEXT_DOMAIN, Graph, Value, element_type
+from .graph import TEXT_DOMAIN, Constant, Graph, Value, element_type
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()
@@ -179,6 +179,6 @@ def size(g: Graph, value: Value, axis: int) -> Value:
     return g("Shape", value, start=axis, end=axis + 1)
 
 
-def joined(g: Graph, *values: object, axis: int = 0) -> Value:
+def joined(g: Graph, *values: Value | Constant, axis: int = 0) -> Value:
     """The values, concatenated along an axis."""
     return g("Concat", *values, axis=axis)

@@ -227,7 +227,7 @@ def write_with_probes(trained: TrainedRun, graphs: Graphs, computation: Computat
     """
     from keras_transformer.decoding.keras_decoder import CompiledComputations
 
-    onnx, model = export_module("onnx"), trained.model
+    onnx, model = export_module("onnx.export"), trained.model
     generator = np.random.default_rng(1)
     rows = [
         [START, *generator.integers(model.num_control_ids, model.vocabulary_size, length).tolist(), END]

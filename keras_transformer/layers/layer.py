@@ -26,7 +26,7 @@ def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
 class Recordable:
     """A layer whose call goes to the back end of `ops`, if that is not Keras.
 
-    A recorder runs the layer's `call` on values that are no tensors of Keras. Of Keras's own layers it has a form of
+    A tracer runs the layer's `call` on values that are no tensors of Keras. Of Keras's own layers it has a form of
     its own.
     """
 

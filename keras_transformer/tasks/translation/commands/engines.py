@@ -76,7 +76,7 @@ def write(
         OSError: the cache cannot be written.
         JobError: the model's weights hold NaN or infinity.
     """
-    onnx, artefacts = export_module("onnx"), export_module("artefacts")
+    onnx, artefacts = export_module("onnx.export"), export_module("artefacts")
     # A graph that serves all languages names those alone that the run means where none are named.
     trained = replace(artefacts.between(trained, *sides), languages=trained.languages)
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)

@@ -1,4 +1,4 @@
-"""Each operation that a recorder writes down computes what Keras computes, and what has no form is refused by name."""
+"""Each operation that the tracer writes down computes what Keras computes, and what has no form is refused by name."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 from export.onnx.graph import all_nodes, write_model
-from export.onnx.recorder import Unrecordable
+from export.onnx.tracer import Untraceable
 from keras_transformer import layers, ops
 from tests.export.sessions import computed, recorded, session
 from tests.layer_check import array, built, random
@@ -207,5 +207,5 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_has_no_form_is_refused_by_name(message):
-    with pytest.raises(Unrecordable, match=message):
+    with pytest.raises(Untraceable, match=message):
         recorded(REFUSED[message], X)
