@@ -79,7 +79,7 @@ class TrainedRun:
         signature = TASKS[self.pipeline.task].signature(self.pipeline.about())
         return reason_of(signature, self.tokenizers)
 
-    def decoding(self, n_best: int | None = None, **given: object) -> Decoding:
+    def decoding(self, n_best: int | None = None, **given: float | None) -> Decoding:
         """The options of a search, the model's own where none are given, or None is.
 
         Raises:
@@ -191,7 +191,7 @@ def require_precision(format: str, precision: str) -> None:
         raise RequestError(f"{format} has no {precision}: {reason}")
 
 
-def require_own_parts(model: object, format: str, precision: str) -> None:
+def require_own_parts(model: FamilyModel, format: str, precision: str) -> None:
     """Raises RequestError unless the model is what its configuration makes.
 
     An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
@@ -200,7 +200,7 @@ def require_own_parts(model: object, format: str, precision: str) -> None:
         raise unwritable(format, precision, found)
 
 
-def parts_without_writer(model: object, writable: Collection[type]) -> Iterator[Difference]:
+def parts_without_writer(model: FamilyModel, writable: Collection[type]) -> Iterator[Difference]:
     """The parts of a model that are of no writable type."""
     for path, part in parts_of(model, "model"):
         if type(part) not in writable:
@@ -252,25 +252,25 @@ class Artefact:
     Args:
         path: its file or folder; for the two halves, the encoder's file.
         format: "saved_model", "onnx", "tflite" or "ctranslate2".
-        takes: "text", "ids" or "pieces"; "halves" for encoder and step, and "step" for a language model's, which the
-            caller runs in a loop of its own.
+        interface: what its caller gives: "text", "ids" or "pieces"; "halves" for encoder and step, and "step" for a
+            language model's, which the caller runs in a loop of its own.
         precision: "float32", "float16" or "int8".
     """
 
     path: Path
     format: str
-    takes: str
+    interface: str
     precision: str
 
     @property
     def paths(self) -> list[Path]:
         """The artefact's path; for the two halves, both paths."""
         step = self.path.with_name(self.path.name.replace("encoder", "step"))
-        return [self.path, step] if self.takes == "halves" else [self.path]
+        return [self.path, step] if self.interface == "halves" else [self.path]
 
     def search(self, decoding: Decoding) -> Decoding:
         """The search that runs: `decoding`, which is baked in; around halves and steps the runner searches greedily."""
-        return replace(decoding, num_beams=1, n_best=1) if self.takes in LOOPED else decoding
+        return replace(decoding, num_beams=1, n_best=1) if self.interface in LOOPED else decoding
 
     @property
     def signature(self) -> str:
@@ -283,7 +283,7 @@ class Artefact:
     @property
     def takes_bytes(self) -> bool:
         """Whether it takes text that may be no UTF-8. Python's ONNX Runtime takes strings."""
-        return self.takes == "text" and self.format != "onnx"
+        return self.interface == "text" and self.format != "onnx"
 
     def name_in(self, folder: Path) -> str:
         """The artefact's path in the export folder; for the two halves, the step's file name too."""
@@ -299,12 +299,12 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
     ]
     is_foreign = RunFolder(folder).foreign_tokenizer.is_file()
     found = [
-        replace(artefact, takes="ids") if is_foreign and lacks_text(artefact.path) else artefact
+        replace(artefact, interface="ids") if is_foreign and lacks_text(artefact.path) else artefact
         for artefact in candidates
         if all(path.exists() for path in artefact.paths)
     ]
-    halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
-    return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]
+    halved = {artefact.paths[-1] for artefact in found if artefact.interface == "halves"}
+    return [artefact for artefact in found if artefact.interface != "step" or artefact.path not in halved]
 
 
 def lacks_text(path: Path) -> bool:

@@ -14,18 +14,19 @@ from keras_transformer.core.folders import whole_folder
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
-from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
-from .certificate import (
-    Certificate,
+from .artefacts import (
+    Decoding,
+    TrainedRun,
     artefacts_in,
-    certify,
-    check_text,
-    kept_at,
-    markdown,
-    validation_text,
-    write_certificate,
+    between,
+    import_optional,
+    open_run,
+    require_own_parts,
+    require_precision,
 )
-from .certificate import verify as verified
+from .certificate.comparison import certify, check_text, kept_at, validation_text
+from .certificate.comparison import verify as verified
+from .certificate.report import Certificate, markdown, write_certificate
 from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT
@@ -154,7 +155,7 @@ def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
     model = run.model
     for format, precision in plan:
         if format == "onnx":
-            import_module(".onnx.export", __package__).require_recordable(model)
+            import_module(".onnx.export", __package__).require_traceable(model)
         elif format == "ctranslate2":
             require_held(model, precision)
         elif format == FORMAT:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from keras_transformer.text.sentences import Texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact
-from .expected import Compared, Expected, Row
+from .expected import Compared, Expected, Input, Row
 
 
 class ExpectedArrays(Expected):
@@ -38,7 +37,7 @@ class ExpectedArrays(Expected):
         signature: type[Signature],
         texts: Texts,
         seen: Sequence[Seen],
-        inputs: Sequence[object],
+        inputs: Sequence[Input],
         names: Sequence[str] = (),
         first: int = 0,
         tokenizer: Tokenizer | None = None,
@@ -48,8 +47,8 @@ class ExpectedArrays(Expected):
         self.seen, self.given, self.names, self.first, self.tokenizer = seen, inputs, names, first, tokenizer
         self.tokenizers, self.context = [tokenizer] if tokenizer else [], context
 
-    def inputs(self, artefact: Artefact) -> list[Any]:
-        if self.tokenizer is None or artefact.takes != "text":
+    def inputs(self, artefact: Artefact) -> list[Input]:
+        if self.tokenizer is None or artefact.interface != "text":
             return list(self.given)
         return [text if artefact.takes_bytes else valid(text) for text in self.texts]
 
@@ -93,13 +92,13 @@ class ExpectedArrays(Expected):
     def _compared(self, place: int, row: Row) -> Compared:
         seen, name = self.seen[place], self.texts.name(place)
         listed = self._listed(row, len(seen.rankings), name)
-        gaps, losses = [0.0], [0.0]
+        errors, regrets = [0.0], [0.0]
         for ranking, (choices, probabilities) in zip(seen.rankings, listed, strict=False):
             own = [*ranking.probabilities.values()][: len(choices)]
             # By choice, and by rank: neither other choices nor another order go unseen.
-            gaps += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
-            gaps += np.abs(np.subtract(own, probabilities[: len(own)])).tolist()
-            losses.append(ranking.loss(choices[0]))
+            errors += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
+            errors += np.abs(np.subtract(own, probabilities[: len(own)])).tolist()
+            regrets.append(ranking.loss(choices[0]))
         best = [choices[0] for choices, _ in listed]
         if "label" in row:
             [(labels, probabilities)] = listed
@@ -113,12 +112,12 @@ class ExpectedArrays(Expected):
             place=place,
             answer=self._named(best),
             is_same=best == [ranking.best for ranking in seen.rankings][: len(best)],
-            gap=max(gaps),
-            loss=max(losses),
+            score_error=max(errors),
+            regret=max(regrets),
             vector=distance(row["vector"], seen.vector),
         )
 
-    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[Any], list[float]]]:
+    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[str] | list[int], list[float]]]:
         """The choices of an artefact and their probabilities, the likeliest first; for each place if there are many."""
         if "probabilities" not in row:
             return []
@@ -141,7 +140,7 @@ class ExpectedArrays(Expected):
             raise BrokenArtefact(f"{name}: it gave the id {id}, which is no item")
         return self.names[id - self.first]
 
-    def _named(self, choices: Any) -> str:
+    def _named(self, choices: Iterable[str | int]) -> str:
         choices = list(choices)
         if choices and not isinstance(choices[0], str) and self.tokenizer:
             choices = self.tokenizer.pieces(choices)
@@ -163,7 +162,7 @@ def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts
 
 def stored_arrays(
     signature: type[Signature],
-    texts: Sequence[object],
+    texts: Sequence[Input],
     num_probes: int,
     stored: Sequence[Config],
     names: Sequence[str],

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,10 +34,9 @@ from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_
 from .arrays import expected_arrays, stored_arrays
 from .contents import check_metadata, contents_of
 from .execution import device_notes, run_artefact, task_of
-from .expected import Expected
+from .expected import Expected, Input
 from .judgement import judge
-from .report import Certificate, Entry, Machine
-from .rules import rule_of
+from .report import Certificate, Entry, Machine, rule_of
 from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
@@ -279,7 +277,7 @@ def kept_at(path: str | os.PathLike[str]) -> tuple[KeptCertificate, list[Artefac
     kept = KeptCertificate(next((one for one in (path, *path.parents[:2]) if (one / CERTIFICATE).is_file()), path))
     there = {one.name_in(kept.folder): one for one in artefacts_in(kept.folder)}
     if "encoder" in kept.signature.halves:  # whose step says nothing without it
-        there = {name: one for name, one in there.items() if one.takes != "step"}
+        there = {name: one for name, one in there.items() if one.interface != "step"}
     chosen = [one for one in there.values() if any(file.is_relative_to(path) for file in one.paths)]
     if not chosen:
         raise RequestError(f"expected an artefact at {path}; {kept.folder} has {', '.join(there) or 'none'}")
@@ -303,7 +301,7 @@ def compared(
     return Certificate(entries, run=about, versions=versions, machine=machine, bleu_signature="")
 
 
-def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] | None]:
+def validation_text(run: str | os.PathLike[str]) -> tuple[list[Input], list[str] | None]:
     """What the exports of a run folder are certified on, and references if it is one of a translator.
 
     Raises:
@@ -337,11 +335,11 @@ def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: S
 def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int, about: dict[str, str]) -> Entry:
     """Runs one artefact and judges its answers."""
     name, rule = artefact.name_in(folder), rule_of(expected.unit, artefact.precision, expected.references is not None)
-    if artefact.takes in LOOPED:
+    if artefact.interface in LOOPED:
         rule += "; compared with the model's greedy search"
     if artefact.format == "ctranslate2":
         rule += "; CTranslate2's hypotheses are ranked by the model's length penalty, and scored by all probabilities"
-    entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, rule)
+    entry = Entry(name, artefact.format, artefact.interface, artefact.precision, False, rule)
     say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))

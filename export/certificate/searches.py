@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_transformer.checking.answers import Ids, Searched
 from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, surest
@@ -16,7 +16,7 @@ from keras_transformer.text.sentences import Texts, valid
 from keras_transformer.text.tokenizer import END
 
 from ..artefacts import Artefact, BrokenArtefact
-from .expected import Choice, Compared, Expected, Row, narrowest_choice
+from .expected import Choice, Compared, Expected, Input, Row, narrowest_choice
 
 SCORED_AT_ONCE = 32
 
@@ -58,12 +58,12 @@ class ExpectedSearch(Expected):
         self.hypotheses = model.hypotheses()
         self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in self.hypotheses]
 
-    def inputs(self, artefact: Artefact) -> list[Any]:
-        if artefact.takes == "text":
+    def inputs(self, artefact: Artefact) -> list[Input]:
+        if artefact.interface == "text":
             return [text if artefact.takes_bytes else valid(text) for text in self.texts]
-        if artefact.takes == "pieces":
+        if artefact.interface == "pieces":
             return [self.vocabularies.source.pieces(self.pieces(place)) for place in range(len(self.texts))]
-        whole = artefact.takes in ("ids", "halves")
+        whole = artefact.interface in ("ids", "halves")
         return [self.ids(place) if whole else self.read(place) for place in range(len(self.texts))]
 
     def pieces(self, place: int) -> list[int]:
@@ -188,7 +188,7 @@ class ExpectedSearch(Expected):
         known = {one.ids: one.text for one in self.hypotheses[place]}
         return known[ids] if ids in known else self.vocabularies.text_of(ids)
 
-    def _score(self, answers: Any) -> None:
+    def _score(self, answers: Iterable[tuple[int, Ids]]) -> None:
         """Finds log P of answers that are not known yet."""
         unknown = [*dict.fromkeys((place, ids) for place, ids in answers if ids not in self._log_probs[place])]
         whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids, self.beginning)]
@@ -207,23 +207,23 @@ class ExpectedSearch(Expected):
         texts = {one.text for one in known}
         is_guess = [one.ids is None and bool(one.text) and one.text not in texts for one in given]
         read = [row for row, guessed in zip(rows, is_guess, strict=True) if not guessed]
-        ids, _, gap = max(read, key=size_of_gap) if read else ((), 0.0, 0.0)
+        ids, _, error = max(read, key=size_of_error) if read else ((), 0.0, 0.0)
         first, first_log_prob, _ = rows[0]
         return Compared(
             place=place,
             answer=given[0].text,
             is_same=own == [one.text if one.ids is None else one.ids for one in given],
-            gap=gap,
+            score_error=error,
             length=max(1, len(ids)),
-            loss=best.score - first_log_prob / penalty(max(1, len(first)), self.decoding.length_penalty),
+            regret=best.score - first_log_prob / penalty(max(1, len(first)), self.decoding.length_penalty),
             is_known=not any(math.isnan(row[1]) for row in rows),
-            guess_gap=max(
-                (size_of_gap(row) for row, guessed in zip(rows, is_guess, strict=True) if guessed), default=0.0
+            guess_error=max(
+                (size_of_error(row) for row, guessed in zip(rows, is_guess, strict=True) if guessed), default=0.0
             ),
         )
 
     def _nearest(self, place: int, given: Given, candidates: list[Ids]) -> tuple[Ids, float, float]:
-        """The ids that an answer may have whose log P is nearest to the answer's; this log P, and the gap to it."""
+        """The ids that an answer may have whose log P is nearest to the answer's; this log P, and how far it is."""
         rows: list[tuple[Ids, float, float]] = [((), -math.inf, math.inf)] if not candidates else []
         for ids in candidates:
             log_prob = self._log_probs[place][ids]
@@ -231,8 +231,8 @@ class ExpectedSearch(Expected):
         return min(rows, key=lambda row: math.inf if math.isnan(row[2]) else abs(row[2]))
 
 
-def size_of_gap(row: tuple[Ids, float, float]) -> float:
-    """How large a gap is, behind ids and their log P; -inf if nobody can say."""
+def size_of_error(row: tuple[Ids, float, float]) -> float:
+    """How large an error is, behind ids and their log P; -inf if nobody can say."""
     return -math.inf if math.isnan(row[2]) else abs(row[2])
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from export.certificate.rules import bleu_of, bleu_statistics, compare_bleu
+from export.certificate.judgement import bleu_of, bleu_statistics, compare_bleu
 from tests.tiny_text import lines
 
 
