@@ -89,7 +89,7 @@ def export_huggingface(
 
 
 def with_own_start(run: TrainedRun, form: Form) -> list[int]:
-    """For each id of the run the one in the folder.
+    """Maps run ids to folder ids.
 
     An imported model may begin a translation with the id that ends one. Training gives the two vectors of their own
     here, and then a translation begins with the id of pad there, which nothing else reads.
@@ -269,7 +269,7 @@ def check_logits(run: TrainedRun, imported: Imported, form: Form, ids: Sequence[
 
 
 def ours_of(read: Sequence[int], ids: Sequence[int]) -> np.ndarray:
-    """For each id of the run, that of the model that was read again.
+    """Maps ids of the run to ids of the re-imported model.
 
     Args:
         read: for each id of the model that was read again, the one in the folder.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -171,55 +172,63 @@ VIT = Form(
 )  # fmt: skip
 
 
-def _bert(
-    architecture: bert_models.Architecture, name: str, class_name: str, has_head: bool = True, is_roberta: bool = False
-) -> Form:
+class _Bert(NamedTuple):
     """BERT or one of its kind: an encoder with learned positions, a norm after the embedding, and biases.
 
     Args:
         architecture: what the import knows of it.
-        name, class_name: see `Form`; transformers adds the head's name to the class's.
+        name: see `Form`.
+        class_name: its class in transformers, without the name of the head.
         has_head: whether it has a head for labels or masked tokens; else it makes vectors alone.
         is_roberta: whether it has RoBERTa's special tokens.
     """
 
-    def first(pad: int) -> int:  # the row of the first position
-        return 1 + pad if architecture.counts_pad else 0
+    architecture: bert_models.Architecture
+    name: str
+    class_name: str
+    has_head: bool = True
+    is_roberta: bool = False
 
-    def class_of(config: Config) -> str:
-        head = "ForSequenceClassification" if config["num_labels"] else "ForMaskedLM" if has_head else "Model"
-        return class_name + head
+    def _first(self, pad: int) -> int:
+        """Returns the row of the first position."""
+        return 1 + pad if self.architecture.counts_pad else 0
 
-    def options(config: Config, ids: Sequence[int]) -> Config:
-        segments = {"type_vocab_size": architecture.num_segments} if architecture.num_segments else {}
-        found = bert_models.bert_options(architecture, config, first(ids[PAD]))
+    def class_of(self, config: Config) -> str:
+        head = "ForSequenceClassification" if config["num_labels"] else "ForMaskedLM" if self.has_head else "Model"
+        return self.class_name + head
+
+    def options(self, config: Config, ids: Sequence[int]) -> Config:
+        segments = {"type_vocab_size": self.architecture.num_segments} if self.architecture.num_segments else {}
+        found = bert_models.bert_options(self.architecture, config, self._first(ids[PAD]))
         return {**found, **segments, "pad_token_id": ids[PAD]}
 
-    def arguments(options: Options, config: Config) -> Config:
+    def arguments(self, options: Options, config: Config) -> Config:
         num_labels = config.get("num_labels") or 0
-        own = num_labels, has_head and not num_labels, first(options.size("pad_token_id"))
-        return bert_models.complete({**bert_models.arguments(architecture, options, *own), **_taken_over(config)})
+        own = num_labels, self.has_head and not num_labels, self._first(options.size("pad_token_id"))
+        return bert_models.complete({**bert_models.arguments(self.architecture, options, *own), **_taken_over(config)})
 
-    def layout(file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        start, prefix = first(ids[PAD]), architecture.prefix
-        sizes = 1 + max(ids), (start, start + config["context_length"]), architecture.num_segments
-        found = bert_models.layout(architecture, file, config, [*ids], *sizes)
-        if has_head:
+    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+        start, prefix = self._first(ids[PAD]), self.architecture.prefix
+        sizes = 1 + max(ids), (start, start + config["context_length"]), self.architecture.num_segments
+        found = bert_models.layout(self.architecture, file, config, [*ids], *sizes)
+        if self.has_head:
             return found
         names = [(one.theirs.removeprefix(prefix), one.added.removeprefix(prefix)) for one in found.table]
         table = [one._replace(theirs=name, added=added) for one, (name, added) in zip(found.table, names, strict=True)]
         return found._replace(table=table)
 
-    return Form(
-        name, class_of, "context_length", options, arguments, layout,
-        lambda tokenizer: _is_of_roberta(tokenizer) == is_roberta,
-        first_position=0,
-        last_norm="head_layer.norm" if has_head else "",
-        ids=OF_TEXT if is_roberta else {"pad_token_id": PAD},
-        control=dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False)),
-        mask=bert_models.SPECIAL[-1],
-        around=(["[CLS]"], ["[SEP]"]),
-    )  # fmt: skip
+    def form(self) -> Form:
+        """Returns the architecture's record."""
+        return Form(
+            self.name, self.class_of, "context_length", self.options, self.arguments, self.layout,
+            lambda tokenizer: _is_of_roberta(tokenizer) == self.is_roberta,
+            first_position=0,
+            last_norm="head_layer.norm" if self.has_head else "",
+            ids=OF_TEXT if self.is_roberta else {"pad_token_id": PAD},
+            control=dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False)),
+            mask=bert_models.SPECIAL[-1],
+            around=(["[CLS]"], ["[SEP]"]),
+        )  # fmt: skip
 
 
 def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
@@ -234,9 +243,9 @@ def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
 # segments, and a ReLU in the layer before labels: without labels BERT holds it too.
 FORMS: tuple[Form, ...] = (
     MARIAN, BART, T5, GPT2, LLAMA,
-    *(_bert(bert_models.BERT, "bert", "Bert", has_head) for has_head in (True, False)),
-    *(_bert(bert_models.ROBERTA, "roberta", "Roberta", has_head, is_roberta=True) for has_head in (True, False)),
-    _bert(bert_models.DISTILBERT, "distilbert", "DistilBert"), VIT,
+    *(_Bert(bert_models.BERT, "bert", "Bert", has_head).form() for has_head in (True, False)),
+    *(_Bert(bert_models.ROBERTA, "roberta", "Roberta", has_head, is_roberta=True).form() for has_head in (True, False)),
+    _Bert(bert_models.DISTILBERT, "distilbert", "DistilBert").form(), VIT,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""SavedModel: strings in, strings out, for TensorFlow Serving and `tf.saved_model.load`."""
+"""Writes SavedModels, strings in and strings out, for TensorFlow Serving and `tf.saved_model.load`."""
 
 from __future__ import annotations
 

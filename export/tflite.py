@@ -1,4 +1,4 @@
-"""TFLite: a model of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
+"""Writes TFLite files: a model of ids, with LiteRT's own operators, and one of text, with tensorflow-text's.
 
 LiteRT cannot clean text as the other formats do: it drops a NUL, and it translates a blank line if SentencePiece keeps
 its characters, such as U+00AD or a no-break space.
@@ -107,7 +107,7 @@ def require_size(model: FamilyModel, precision: str) -> None:
 
 
 def _modules(signature: Signature) -> dict[str, tf.Module]:
-    """What is written, by the stem of its file."""
+    """Makes what is written, by the stem of its file."""
     if not signature.text_stem:
         return {signature.ids_stem: _ids_module(signature)}
     if reason := _reason_against_text(*signature.pipeline.tokenizers):
@@ -117,7 +117,7 @@ def _modules(signature: Signature) -> dict[str, tf.Module]:
 
 
 def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
-    """Why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
+    """Says why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
     if not source.is_sentencepiece:
         return "LiteRT has no operator for WordPiece"
     if others := {source.model_type, target.model_type} - {"unigram"}:
@@ -133,7 +133,7 @@ def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
 
 
 def _misread(tokenizer: Tokenizer) -> str:
-    """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike."""
+    """Says which odd text LiteRT's tokenizer reads otherwise than SentencePiece; "" if none."""
     texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]
     library = import_optional("tensorflow_text").FastSentencepieceTokenizer(tokenizer.model)
     for text, ids in zip(texts, library.tokenize(tf.constant(texts)).to_list(), strict=True):

@@ -67,7 +67,7 @@ class WordPieces(NamedTuple):
 
 
 def reason_against_text(tokenizer: Tokenizer) -> str:
-    """Why no runtime reads text as a vocabulary does; "" if one does."""
+    """Says why no runtime reads text as a vocabulary does; "" if one does."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return ""
     content = json.loads(tokenizer.library.to_str())
@@ -93,7 +93,7 @@ def read_by(tokenizer: Tokenizer) -> Pieces | WordPieces:
 
 @cache
 def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
-    """What reads text as WordPiece does."""
+    """Makes what reads text as WordPiece does."""
     content = json.loads(tokenizer.library.to_str())
     model, images = content["model"], _images(tokenizer.library)
     alphabet = {*"".join(model["vocab"])}
@@ -123,7 +123,7 @@ def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
 
 
 def _images(library: tokenizers.Tokenizer) -> dict[str, str]:
-    """What each character becomes within a word, with a space where it ends the word."""
+    """Maps each character to what it becomes within a word, with a space where it ends the word."""
     characters = [*map(chr, chain(*CHARACTERS))]
     images: dict[str, str] = {}
     for first in range(0, len(characters), AT_ONCE):

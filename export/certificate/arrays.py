@@ -1,4 +1,4 @@
-"""What encoders give: labels, pieces or items with their probabilities, and vectors."""
+"""Compares what encoders give: labels, pieces or items with their probabilities, and vectors."""
 
 from __future__ import annotations
 

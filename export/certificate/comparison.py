@@ -63,7 +63,7 @@ RANKED = list_of(having(text=TEXTS, ids=IDS, rankings=RANKINGS, vector=list_of(f
 
 
 def stored(expected: Sequence[Expected]) -> Config:
-    """What certificate.json keeps: of each search what the model gave for the probes and for some texts."""
+    """Returns what certificate.json keeps: of each search what the model gave for the probes and for some texts."""
     texts = expected[0].texts
     # What is no text, such as images, is not kept: its probes are made again.
     num_kept = 0 if isinstance(texts[0], np.ndarray) else min(NUM_STORED, len(texts) - texts.first_given)
@@ -162,7 +162,7 @@ class KeptCertificate:
         return source or None, target or None
 
     def expected(self) -> dict[Decoding, Expected]:
-        """What the model gave for the texts that the certificate keeps, by the search.
+        """Returns what the model gave for the texts that the certificate keeps, by the search.
 
         Raises:
             RequestError: the certificate keeps none, or is damaged; or a vocabulary is missing.
@@ -241,7 +241,7 @@ def certify(
 
 
 def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[Config]:
-    """By what ONNX graphs of a translator check themselves where they run; other models are not loaded from exports."""
+    """Chooses the probes by which ONNX graphs of a translator check themselves; other exports are not loaded here."""
     if "encoder" not in run.signature.halves or not isinstance(expected, ExpectedSearch):
         return []
     probes = expected.probes(range(expected.texts.first_given, len(expected.texts)))
@@ -302,7 +302,7 @@ def compared(
 
 
 def validation_text(run: str | os.PathLike[str]) -> tuple[list[Input], list[str] | None]:
-    """What the exports of a run folder are certified on, and references if it is one of a translator.
+    """Returns what the exports of a run folder are certified on, and references if it is one of a translator.
 
     Raises:
         RequestError: the run has none.
@@ -325,7 +325,7 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
 
 
 def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: Sequence[str] | None) -> Expected:
-    """What a run's model gives, if it searches so."""
+    """Asks a run's model for its answers, if it searches so."""
     if not issubclass(run.signature, Searching):
         return expected_arrays(run.signature, run.pipeline, texts)
     answers = run.signature.searched(run.pipeline, texts, decoding)
@@ -365,7 +365,7 @@ def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int
 
 
 def broken_entry(entry: Entry, broken: BrokenArtefact) -> Entry:
-    """The entry of an artefact that did not run. A float16 ONNX graph holds if it is valid and only lacks a GPU."""
+    """Returns the entry of an artefact that did not run. A float16 ONNX graph holds if it only lacks a GPU."""
     entry = replace(entry, reason=str(broken))
     lacks_operators = broken.had_no_gpu and "NOT_IMPLEMENTED" in entry.reason
     if entry.format == "onnx" and entry.precision == "float16" and lacks_operators:

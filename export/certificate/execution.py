@@ -38,7 +38,7 @@ def may_use_gpu(artefact: Artefact) -> bool:
 
 
 def device_notes(artefact: Artefact, device: str, log: str) -> Iterator[str]:
-    """What a reader must know about the device that an artefact ran on.
+    """Says what a reader must know about the device that an artefact ran on.
 
     Args:
         artefact: what ran; nothing is noted if it may not use a GPU.
@@ -58,7 +58,7 @@ def device_notes(artefact: Artefact, device: str, log: str) -> Iterator[str]:
 
 
 def why_no_gpu(log: str) -> str:
-    """The line in which ONNX Runtime says why it does not use CUDA, without time and place; "" if there is none."""
+    """Finds the line in which ONNX Runtime says why it does not use CUDA, without its time; "" if there is none."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log)  # without a terminal's colours
     failed = r"\[[EW]:onnxruntime:[^]]*\] (?=.*Failed to (?:load|create).*CUDA)|^EP Error "
     found = re.search(f"(?:{failed})(.*)", plain, re.MULTILINE | re.IGNORECASE)
@@ -73,7 +73,7 @@ class Execution(NamedTuple):
 
 
 def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Path | None = None) -> Task:
-    """The runner's task.
+    """Returns the runner's task.
 
     Args:
         artefact: what runs.
@@ -234,6 +234,6 @@ def fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
 
 
 def in_words(kind: str) -> str:
-    """ "float32 2" in words."""
+    """Says "float32 2" in words."""
     dtype, _, axes = kind.partition(" ")
     return f"{dtype} with {axes} ax{'i' if axes == '1' else 'e'}s"

@@ -158,7 +158,7 @@ def judge(expected: Expected, artefact: Artefact, result: Result, device_name: s
 
 
 def without_known(expected: Expected, artefact: Artefact, trial: Trial, known: dict[str, str]) -> Trial:
-    """A trial without the differences that are known of the format; these are added to `known`, by the texts' names."""
+    """Moves the differences that are known of the format from a trial to `known`, by the texts' names."""
     kept, bounds = [], BOUNDS[artefact.precision]
     for one in trial.answers:
         difference = known_difference(artefact, expected.texts, one.place)
@@ -178,7 +178,7 @@ def without_known(expected: Expected, artefact: Artefact, trial: Trial, known: d
 
 
 def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dict[str, str]) -> Iterator[Trial]:
-    """The trials of all signatures, compared with the model; differences of the format are added to `known`."""
+    """Compares the trials of all signatures with the model; differences of the format are added to `known`."""
     main = next(iter(result["signatures"]))
     for signature, trials in result["signatures"].items():
         for given, answers in trials.items():
@@ -195,7 +195,7 @@ def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dic
 
 
 def without_space(row: Row, name: str, known: dict[str, str]) -> Row:
-    """Outputs of LiteRT, which cannot strip a text, without space around texts; added to `known` if there is some."""
+    """Strips outputs of LiteRT, which cannot strip a text; added to `known` if there was space."""
     stripped = {output: value.strip() if isinstance(value, str) else value for output, value in row.items()}
     if stripped != row:
         known[name] = "LiteRT keeps the space around an answer"
@@ -209,7 +209,7 @@ def rows_of(answers: Answers) -> list[Row]:
 
 
 def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds: Bounds, device_name: str) -> Measured:
-    """What was measured, of the answers and of the costs."""
+    """Measures the answers and the costs."""
     by_name = {trial.name: trial.answers for trial in trials}
     given = [one for one in by_name["batched"] if one.place >= expected.texts.first_given]
     every = [one for trial in trials for one in trial.answers if one.is_known]
@@ -263,7 +263,7 @@ def num_different(alone: Sequence[Compared], others: Sequence[Compared]) -> int:
 
 
 def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Difference]:
-    """The answers that are not the model's."""
+    """Yields the answers that are not the model's."""
     for trial in trials:
         for one in trial.answers:
             if not one.is_same:
@@ -279,7 +279,7 @@ def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Diff
 
 
 def with_margins(expected: Expected, differences: list[Difference], bounds: Bounds) -> list[Difference]:
-    """The differences; those that are worse tell how nearly the model lost its own answer."""
+    """Adds to the differences that are worse how nearly the model lost its own answer."""
     places = {expected.texts.name(place): place for place in range(len(expected.texts))}
     worse = [one.text for one in differences if not one.loss <= bounds.choice and math.isfinite(one.model_score)]
     choices = {name: expected.narrowest_choice(places[name]) for name in [*dict.fromkeys(worse)][:MOST_TIES]}
@@ -297,7 +297,7 @@ def faults(
     trials: Sequence[Trial],
     measured: Measured,
 ) -> Iterator[str]:
-    """Why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
+    """Yields why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
     bounds = BOUNDS[precision]
     for trial in trials:
         for one in trial.answers:
@@ -322,7 +322,7 @@ def mean_faults(expected: Expected, bounds: Bounds, trial: Trial, precision: str
 
 
 def worse_answers(differences: Sequence[Difference], bounds: Bounds) -> str:
-    """Which answers of a float32 artefact rounding does not explain, in words; "" if there are none."""
+    """Names the answers of a float32 artefact that rounding does not explain; "" if there are none."""
     names = dict.fromkeys(f"{one.text} ({one.given})" for one in differences if not allowed(one, bounds))
     listed = ", ".join([*names][:MOST_TIES])
     return f"worse than the model's own answer by more than rounding explains: {listed}" if names else ""
@@ -345,7 +345,7 @@ def number_fault(expected: Expected, bounds: Bounds, trial: Trial, one: Compared
 
 
 def is_unread(one: Compared, bounds: Bounds) -> bool:
-    """Whether nobody can tell of which tokens a text is: its score fits none that spell it. Float32 has no excuse."""
+    """True if no tokenization of the text matches its score (low precision only)."""
     return not bounds.identical and not one.guess_error <= bounds.log_prob
 
 

@@ -1,4 +1,4 @@
-"""What translators and language models give: hypotheses, and log P of any other."""
+"""Compares what translators and language models give: hypotheses, and log P of any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An artefact's tokenizer by itself: its ids are compared with the vocabulary's before anything is translated."""
+"""Compares an artefact's tokenizer with the vocabulary, before anything is translated."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Graph:
         self.constants = {name: array for name, array in self.constants.items() if name in needed}
 
     def _paths(self) -> Iterator[list[Graph]]:
-        """The graph and each body in it, each with the graphs around it."""
+        """Yields the graph and each body in it, each with the graphs around it."""
         yield [self]
         for node in self.nodes:
             if node.output[0] in self._bodies:

@@ -1,4 +1,4 @@
-"""Loops as ONNX `Loop` nodes: any loop of `ops`, and the search's, which drops the sentences that are done."""
+"""Writes loops as ONNX `Loop` nodes: any loop of `ops`, and the search's, which drops the sentences that are done."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _while_loop(r: Tracer, cond: Callable[..., Operand], body: Body, loop_vars: 
 
 
 def loop(r: Tracer, cond: Callable[..., Operand], body: Body, loop_vars: Nest, starts: Array) -> Nest:
-    """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins."""
+    """Writes a loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins."""
     flat = [
         one if one is None or isinstance(one, SymbolicTensor) else r.array(one) for one in keras.tree.flatten(loop_vars)
     ]
@@ -81,7 +81,7 @@ def recorded_body(
 
 
 def _inside(r: Tracer, variable: Variable) -> Array | None:
-    """A variable as the body gets it."""
+    """Returns a variable as the body gets it."""
     if variable.is_fixed or variable.first is None:
         return variable.first
     dtype = str(variable.first.dtype)
@@ -89,7 +89,7 @@ def _inside(r: Tracer, variable: Variable) -> Array | None:
 
 
 def _known(r: Tracer, variable: Variable, inside: Array, after: Array) -> Variable:
-    """What is known of a variable, after the body was recorded.
+    """Returns what is known of a variable after the body was recorded.
 
     Raises:
         Untraceable: the body changes the type or the number of axes.
@@ -105,7 +105,7 @@ def _known(r: Tracer, variable: Variable, inside: Array, after: Array) -> Variab
 
 
 def name_of(r: Tracer, graph: Graph, value: Operand) -> str:
-    """The name in a graph of a symbolic value, or of a constant."""
+    """Returns the name in a graph of a symbolic value, or of a constant."""
     return value.name if isinstance(value, SymbolicTensor) else graph.value(r.array(value))
 
 
@@ -117,7 +117,7 @@ def run_loop_in_rounds(
     given: State,
     begin: Callable[[State], State] = lambda state: state,
 ) -> State:
-    """`run_loop` in rounds: when one sentence in `DONE_SHARE` is done, the next round goes on with the others.
+    """Writes `run_loop` in rounds: when one sentence in `DONE_SHARE` is done, the next round goes on with the others.
 
     The outer loop runs rounds, the inner loop the steps of a round. After a round the state of its sentences goes to
     their places in the results.
@@ -158,13 +158,13 @@ class _Rounds:
         return name != "cache" and bool(self.r.sizes_of(value))
 
     def of_sentences(self, function: Callable[[SymbolicTensor], SymbolicTensor], nest: Nest) -> Nest:
-        """The nest with a function of each value that has a row for each sentence."""
+        """Applies a function to each value of a nest that has a row for each sentence."""
         return keras.tree.map_structure(
             lambda value: function(value) if value is not None and self.r.sizes_of(value) else value, nest
         )
 
     def kept(self, state: State, nest: Nest) -> Nest:
-        """The rows of the nest for the sentences that are not done."""
+        """Keeps the rows of the sentences that are not done."""
         is_left = self.r.logical_not(self._is_done(state))
         left = self.r.squeeze(self.r.emit("NonZero", is_left, dtype="int64", sizes=[1, None]), 0)
         return self.of_sentences(lambda value: self.r.take(value, left, axis=0), nest)
@@ -179,7 +179,7 @@ class _Rounds:
         return self.r.cast(self.r.emit("Size", active[0], dtype="int64", sizes=[]), "bool")
 
     def next(self, results: Nest, active: Nest) -> Nest:
-        """A round."""
+        """Runs a round."""
         r, (places, state, given, seen) = self.r, active
         count = r.size(places, 0)
 

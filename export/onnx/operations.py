@@ -28,7 +28,7 @@ def operation(write: Write) -> Write:
 
 
 def unary(r: Tracer, operator: str, x: SymbolicTensor) -> SymbolicTensor:
-    """A function of each number."""
+    """Applies an operator to each number."""
     if x.base is not None:
         return r.view(unary(r, operator, x.base), x.sizes)
     return r.emit(operator, x, dtype=x.dtype, sizes=x.sizes)
@@ -37,7 +37,7 @@ def unary(r: Tracer, operator: str, x: SymbolicTensor) -> SymbolicTensor:
 def binary(
     r: Tracer, operator: str, one: Operand, other: Operand, dtype: str | None = None, gives: str | None = None
 ) -> Any:
-    """A function of each number of two values, which broadcast.
+    """Applies an operator to each number of two values, which broadcast.
 
     Args:
         operator: its name.
@@ -71,12 +71,12 @@ def beside_whole(r: Tracer, x: SymbolicTensor, y: Operand) -> Operand | None:
 
 
 def broadcast(r: Tracer, *values: Operand) -> list[Size]:
-    """The sizes of what values broadcast to."""
+    """Returns the sizes that values broadcast to."""
     return broadcast_sizes(*map(r.sizes_of, values))
 
 
 def broadcast_sizes(*shapes: Sequence[Size]) -> list[Size]:
-    """What shapes broadcast to. A number above 1 is a size; a size that is not known may be 1, unless it is alone."""
+    """Returns what shapes broadcast to. A number above 1 is a size; an unknown size may be 1, unless it is alone."""
     rank = max(map(len, shapes))
     padded = [[*[1] * (rank - len(sizes)), *sizes] for sizes in shapes]
     found: list[Size] = []
@@ -134,7 +134,7 @@ def _divide(r: Tracer, one: Operand, other: Operand) -> SymbolicTensor:
 
 @operation
 def _floor_divide(r: Tracer, one: Operand, other: Operand) -> SymbolicTensor:
-    """Integers that are not negative take one node: ONNX rounds their quotient to 0."""
+    """Divides and rounds down. Integers that are not negative take one node: ONNX rounds their quotient to 0."""
     if r.type_of(one, other).startswith("float"):
         return r.floor(r.divide(one, other))
     if isinstance(one, SymbolicTensor) and _is_neutral(r, other, 1):
@@ -187,7 +187,7 @@ def _relu(r: Tracer, x: SymbolicTensor) -> SymbolicTensor:
 
 @operation
 def _gelu(r: Tracer, x: SymbolicTensor, approximate: bool = True) -> SymbolicTensor:
-    """In the order of nodes in which ONNX Runtime finds it and computes it as one operator."""
+    """Writes the nodes in the order that ONNX Runtime finds and computes as one operator."""
     if approximate:
         inner = r.multiply(r.add(x, r.multiply(r.power(x, 3.0), 0.044715)), math.sqrt(2 / math.pi))
         return r.multiply(r.multiply(x, 0.5), r.add(r.tanh(inner), 1.0))
@@ -227,7 +227,7 @@ OPERATIONS |= {
 def reduced(
     r: Tracer, operator: str, x: SymbolicTensor, axis: int | Sequence[int] | None, keepdims: bool
 ) -> SymbolicTensor:
-    """A function of the numbers along axes; of all numbers if `axis` is None."""
+    """Applies an operator to the numbers along axes; to all numbers if `axis` is None."""
     if operator == "ReduceMean" and not x.dtype.startswith("float"):
         x = r.cast(x, "float32")
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
@@ -414,7 +414,7 @@ def _repeat(r: Tracer, x: SymbolicTensor, repeats: int, axis: int | None = None)
 
 @operation
 def part(r: Tracer, x: SymbolicTensor, key: Key) -> SymbolicTensor:
-    """`x[key]`."""
+    """Writes `x[key]`."""
     kept: list[int] = []
     added: list[int] = []
     starts: list[Size] = []
@@ -445,7 +445,7 @@ def part(r: Tracer, x: SymbolicTensor, key: Key) -> SymbolicTensor:
 
 
 def _each_axis(r: Tracer, x: SymbolicTensor, key: Key) -> list[Nest]:
-    """The parts of a key, one for each axis, and None for each new one."""
+    """Returns the parts of a key, one for each axis, and None for each new one."""
     keys = [*key] if isinstance(key, tuple) else [key]
     places = [place for place, one in enumerate(keys) if one is Ellipsis]
     named = sum(one is not None and one is not Ellipsis for one in keys)
@@ -463,7 +463,7 @@ def _is(value: Operand, number: int) -> bool:
 
 
 def _sliced(size: Size, one: slice) -> Size:
-    """The size of a slice; None if the graph alone knows it."""
+    """Returns the size of a slice; None if the graph alone knows it."""
     if isinstance(size, int) and not isinstance(one.start, SymbolicTensor) and not isinstance(one.stop, SymbolicTensor):
         return len(range(*one.indices(size)))
     return None
@@ -504,7 +504,7 @@ def _arange(
     step: int = 1,
     dtype: DTypeLike | None = None,
 ) -> SymbolicTensor:
-    """Integers are int64, so that no node needs a cast."""
+    """Counts in int64, so that no node needs a cast."""
     start, stop = (0, start) if stop is None else (start, stop)
     if _is(start, 0) and _is(step, 1):
         values = counted(r, stop, exclusive=1)
@@ -515,7 +515,7 @@ def _arange(
 
 
 def counted(r: Tracer, size: int | SymbolicTensor, **how: Any) -> SymbolicTensor:
-    """Numbers that count places (size,). Not by `Range`, which on a GPU reads its numbers on the host."""
+    """Counts places (size,). Not by `Range`, which on a GPU reads its numbers on the host."""
     one = numpy_helper.from_array(np.ones(1, "int64"))
     ones = r.emit("ConstantOfShape", r.vector([size]), dtype="int64", sizes=[size], value=one)
     found = r.emit("CumSum", ones, np.array(0, "int32"), dtype="int64", sizes=[size], **how)

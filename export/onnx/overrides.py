@@ -20,7 +20,7 @@ HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
 def product(
     r: Tracer, x: SymbolicTensor, weight: Operand, bias: Operand | None = None, transposed: bool = False
 ) -> SymbolicTensor:
-    """In the tracer's precision, on rows."""
+    """Multiplies rows by a weight, in the tracer's precision."""
     array = r.array(weight)
     array = r.derived(np.transpose, array) if transposed else array
     made = r.precision.product(r, r.rows(x), array, bias)
@@ -28,7 +28,7 @@ def product(
 
 
 def embedding_lookup(r: Tracer, table: Operand, ids: SymbolicTensor) -> SymbolicTensor:
-    """In the tracer's precision, of ids in one row."""
+    """Looks the rows of ids up in a table, in the tracer's precision."""
     r.shape(ids)
     flat = r.reshape(ids, (-1,))
     made = r.precision.rows(r, r.array(table), flat)
@@ -36,18 +36,18 @@ def embedding_lookup(r: Tracer, table: Operand, ids: SymbolicTensor) -> Symbolic
 
 
 def by_position(r: Tracer, function: Callable[[np.ndarray], Nest], positions: SymbolicTensor) -> Nest:
-    """By a table."""
+    """Looks positions up in a table of what the function gives for each."""
     tables = r.computed(function, np.arange(r.num_positions))
     return keras.tree.map_structure(lambda table: r.take(table, positions, axis=0), tables)
 
 
 def side_by_side(*kernels: np.ndarray) -> np.ndarray:
-    """Several kernels as one."""
+    """Joins several kernels."""
     return np.concatenate(kernels, axis=1)
 
 
 def projected_heads(r: Tracer, x: SymbolicTensor, projections: Sequence[Projection]) -> list[SymbolicTensor]:
-    """In one product."""
+    """Computes all projections in one product, and divides it into heads."""
     biases = [each.bias for each in projections]
     kernel = r.derived(side_by_side, *(r.array(each.kernel) for each in projections))
     bias = None if biases[0] is None else np.concatenate([r.array(each) for each in biases])
@@ -68,18 +68,19 @@ def projected_heads(r: Tracer, x: SymbolicTensor, projections: Sequence[Projecti
 
 
 def position_axis(r: Tracer, x: SymbolicTensor, keys: SymbolicTensor) -> int:
-    """Beams that share keys are one sequence."""
+    """Tells the axis of positions: 1 for beams that share keys, because they are one sequence."""
     return 1 if num_sharing(r, keys) > 1 else -2
 
 
 def num_sharing(r: Tracer, keys: SymbolicTensor) -> int:
-    """How many beams share keys: those (B, 1, G, S, H) of a cache, not those of a memory."""
+    """Tells how many beams share keys: those (B, 1, G, S, H) of a cache, not those of a memory."""
     return r.num_sharing if keys.ndim == 5 else 1
 
 
 def first_beams(r: Tracer, state: Nest) -> Nest:
-    """One, if all caches grow from all positions before the first step, and the vocabulary has continuations for all.
-    From then on beams share the keys.
+    """Starts with one beam if beams can share keys.
+
+    They can if all caches grow from all positions before the first step, and the vocabulary has continuations for all.
 
     `r.seen` (B, K, S) tells which of them a beam sees, those of the step among them, so nothing of the cache moves.
     """
@@ -101,7 +102,7 @@ def first_beams(r: Tracer, state: Nest) -> Nest:
 
 
 def follow(r: Tracer, cache: Nest, beams: SymbolicTensor) -> Nest:
-    """Shared keys stay."""
+    """Moves what beams keep with the beams; of keys that they share, only notes which a beam sees."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
     own = np.eye(r.num_sharing, dtype=bool)  # each beam sees its own key of the next step
@@ -111,12 +112,12 @@ def follow(r: Tracer, cache: Nest, beams: SymbolicTensor) -> Nest:
 
 
 def empty_cache(r: Tracer, shape: tuple, dtype: str) -> SymbolicTensor:
-    """With no position: it grows."""
+    """Makes a cache with no position, because it grows."""
     return r.zeros([*shape[:-2], 0, shape[-1]], dtype)
 
 
 def extended(r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: SymbolicTensor) -> SymbolicTensor:
-    """Longer by a position."""
+    """Appends the new positions to a cache."""
     if num_sharing(r, cache) > 1 and not same(new.sizes[1], 1):
         raise r.untraceable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
     if not index.ndim:
@@ -126,12 +127,12 @@ def extended(r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: Symbo
 
 
 def cached_positions(r: Tracer, keys: SymbolicTensor) -> SymbolicTensor:
-    """A position has a key of each beam that shares them; the first step's has one, and so has what was read before."""
+    """Tells the position of each cached key; beams that share keys have several for a position."""
     return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
 
 
 def positions_of(r: Tracer, places: SymbolicTensor, num_beams: int) -> SymbolicTensor:
-    """The positions of keys at such places in a cache that so many beams share."""
+    """Maps keys that so many beams share to positions; the first step has one key, as all that was read before."""
     if num_beams == 1 or same(r.num_alone, 0):
         return r.floor_divide(r.add(places, num_beams - 1), num_beams)
     behind = r.maximum(r.subtract(places, r.num_alone), 0)
@@ -139,7 +140,7 @@ def positions_of(r: Tracer, places: SymbolicTensor, num_beams: int) -> SymbolicT
 
 
 def key_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> SymbolicTensor:
-    """All so far."""
+    """Tells the positions of all keys so far."""
     if not index.ndim:
         return last_positions(r, keys, index)
     last = r.max(r.concatenate([index, np.array([-1])], axis=0))  # also where there is none
@@ -147,12 +148,12 @@ def key_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> Sym
 
 
 def num_keys(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> Size:
-    """How many keys there are after a step of several positions."""
+    """Counts the keys after a step of several positions."""
     return r.add(r.size(keys, -2), r.size(index, 0))
 
 
 def last_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, most: int | None = None) -> SymbolicTensor:
-    """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
+    """Tells the positions of the cached keys and of the step's at `index`, or of the last `most` of them."""
     num_beams = num_sharing(r, keys)
     seen = r.seen if num_beams > 1 else None
     if seen is not None and not same(r.num_alone, 0):
@@ -166,25 +167,25 @@ def last_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, most:
 def extended_ring(
     r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: SymbolicTensor, size: int
 ) -> SymbolicTensor:
-    """Longer by a position, and cut to the last."""
+    """Appends a position to a ring, and cuts it to the last ones."""
     most = size * num_sharing(r, cache)
     return r.part(extended(r, cache, new, index), (..., slice(-most, None), slice(None)))
 
 
 def ring_of(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, size: int) -> SymbolicTensor:
-    """The last of them."""
+    """Cuts keys to the last ones."""
     return r.part(keys, (..., slice(-size, None), slice(None)))
 
 
 def ring_positions(r: Tracer, keys: SymbolicTensor, size: int, index: SymbolicTensor) -> SymbolicTensor:
-    """The last so far, in their order."""
+    """Tells the positions of the last keys, in their order."""
     return last_positions(r, keys, index, size)
 
 
 def cache_mask(
     r: Tracer, positions: SymbolicTensor, index: SymbolicTensor, size: int | None = None
 ) -> SymbolicTensor | None:
-    """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
+    """Tells which keys a beam may see: all its own; of shared ones those of the beams that it continues."""
     if index.ndim:
         return causal_cache_mask(positions, index, size)
     if r.seen is None:
@@ -194,7 +195,10 @@ def cache_mask(
 
 
 def seen_softmax(r: Tracer, logits: SymbolicTensor, attention_mask: Operand | None) -> SymbolicTensor:
-    """A query that sees no key gets any scores. Logits in float16 stay so: inside, the operator computes in float32."""
+    """Hides keys and applies Softmax, in float16 too: inside, the operator computes in float32.
+
+    A query that sees no key gets any scores.
+    """
     logits = r.widened.get(logits.name, logits)
     if attention_mask is None:
         return r.softmax(logits)
@@ -203,7 +207,7 @@ def seen_softmax(r: Tracer, logits: SymbolicTensor, attention_mask: Operand | No
 
 
 def gather_beams(r: Tracer, values: SymbolicTensor, beams: Operand) -> SymbolicTensor:
-    """By an operator of ONNX."""
+    """Gathers the values of beams by an operator of ONNX."""
     places = r.as_type(beams, "int64")
     sizes = [*r.sizes_of(places), *values.sizes[2:]]
     if same(values.sizes[1], 1) and same(sizes[1], 1):
@@ -225,7 +229,7 @@ OVERRIDES: dict[str, Write] = {
 
 
 def layer_norm(r: Tracer, layer: keras.layers.LayerNormalization, x: SymbolicTensor) -> SymbolicTensor:
-    """Which ONNX computes in float32 inside."""
+    """Normalises by one operator, which computes in float32 inside."""
     _require_last_axis(r, layer, x)
     if not (layer.center and layer.scale):
         raise r.untraceable("a norm without a gain or a shift")
@@ -245,7 +249,7 @@ def layer_norm(r: Tracer, layer: keras.layers.LayerNormalization, x: SymbolicTen
 
 
 def rms_norm(r: Tracer, layer: keras.layers.RMSNormalization, x: SymbolicTensor) -> SymbolicTensor:
-    """In float32, in the order of nodes in which ONNX Runtime finds it and computes it as one operator."""
+    """Normalises in float32, in the order of nodes that ONNX Runtime finds and computes as one operator."""
     _require_last_axis(r, layer, x)
     whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
     wide = r.cast(whole, "float32")
@@ -262,19 +266,19 @@ def _require_last_axis(r: Tracer, layer: keras.Layer, x: SymbolicTensor) -> None
 
 
 def dropout(r: Tracer, layer: keras.layers.Dropout, x: SymbolicTensor) -> SymbolicTensor:
-    """Which drops nothing here."""
+    """Drops nothing."""
     return x
 
 
 def dense(r: Tracer, layer: keras.layers.Dense, x: SymbolicTensor) -> SymbolicTensor:
-    """Not in int8: it is the head of a classifier."""
+    """Multiplies by the kernel, in int8 files too in float32: it is the head of a classifier."""
     y = r.matmul(x, r.array(layer.kernel, x.dtype))
     y = y if layer.bias is None else r.add(y, r.array(layer.bias, x.dtype))
     return activated(r, layer, y)
 
 
 def activated(r: Tracer, layer: keras.Layer, x: SymbolicTensor) -> SymbolicTensor:
-    """After the layer's activation."""
+    """Applies the activation of a layer of Keras."""
     name = getattr(layer.activation, "__name__", repr(layer.activation))
     if name == "linear":
         return x
@@ -284,12 +288,12 @@ def activated(r: Tracer, layer: keras.Layer, x: SymbolicTensor) -> SymbolicTenso
 
 
 def embedding(r: Tracer, layer: keras.layers.Embedding, x: SymbolicTensor) -> SymbolicTensor:
-    """The rows of its table."""
+    """Looks the rows of ids up in the layer's table."""
     return r.cast(embedding_lookup(r, layer.embeddings, x), r.compute_dtype)
 
 
 def conv_2d(r: Tracer, layer: keras.layers.Conv2D, x: SymbolicTensor) -> SymbolicTensor:
-    """ONNX has channels before pixels."""
+    """Convolves; ONNX has channels before pixels."""
     if layer.data_format != "channels_last" or layer.padding != "same":
         raise r.untraceable("a convolution other than with `same` padding and channels last")
     kernel = r.array(layer.kernel, x.dtype).transpose(3, 2, 0, 1)

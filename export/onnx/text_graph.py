@@ -1,4 +1,4 @@
-"""Text in ONNX: nodes that turn lines into ids, and ids into lines, as the tokenizer of `keras_transformer` does.
+"""Writes nodes that turn lines into ids, and ids into lines, as the tokenizer of `keras_transformer` does.
 
 ONNX Runtime has strings on the CPU alone. Its CUDA provider runs every `Loop` on the GPU, so a model with strings in a
 loop would not load.
@@ -129,7 +129,7 @@ def is_stray(g: Graph, values: Value) -> Value:
 
 
 def utf_8() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Table 3-7 of the Unicode standard.
+    """Returns Table 3-7 of the Unicode standard.
 
     Returns:
         For each byte (257,) the length of the character that it begins, 0 if it begins none; and (257, 4) the lowest

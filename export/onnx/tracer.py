@@ -69,7 +69,7 @@ class SymbolicTensor:
 
     @property
     def name(self) -> str:
-        """Its name in the graph."""
+        """Its name in the graph; a view gets one when it is asked for."""
         if self._name is None:
             self._name, self._depth = self.tracer.reshaped(self)
         return self._name
@@ -145,14 +145,14 @@ for _name, _operation in {
 
 
 def same(one: Size, other: Size) -> bool:
-    """Whether two sizes are known to be equal."""
+    """Tells whether two sizes are known to be equal."""
     if isinstance(one, SymbolicTensor) and isinstance(other, SymbolicTensor):
         return one.name == other.name
     return isinstance(one, int) and isinstance(other, int) and one == other
 
 
 def all_same(some: list[Size], others: list[Size]) -> bool:
-    """Whether two shapes are known to be equal."""
+    """Tells whether two shapes are known to be equal."""
     return len(some) == len(others) and all(map(same, some, others))
 
 
@@ -175,14 +175,14 @@ def _with_int64() -> AbstractContextManager:
 
 
 def model_of(r: Tracer, inputs: Sequence[ValueInfo], outputs: Sequence[tuple[ValueInfo, SymbolicTensor]]) -> Model:
-    """What was recorded, as a model with these inputs and outputs."""
+    """Returns what was recorded, as a model with these inputs and outputs."""
     for info, value in outputs:
         r.graphs[0].named(value.name, info.name)
     return Model(r.graphs[0], inputs, [info for info, _ in outputs])
 
 
 class Tracer:
-    """Records a graph.
+    """Records what is computed as an ONNX graph; `ops.on` makes it the back end.
 
     Args:
         precision: the precision of weights and states.
@@ -250,11 +250,11 @@ class Tracer:
         return apply
 
     def map_structure(self, function: Callable[..., Nest], *nests: Nest) -> Nest:
-        """As Keras's own."""
+        """Maps nests as Keras's own function does."""
         return keras.tree.map_structure(function, *nests)
 
     def computed(self, function: Callable[..., Nest], *arguments: Nest, **named: Nest) -> Nest:
-        """What Keras computes of constants, as arrays."""
+        """Computes what depends on constants alone by Keras, as arrays."""
         texts = [value for value in (*arguments, *named.values()) if isinstance(value, str)]
         with ops.on(None), _with_int64() if "int64" in texts else nullcontext():
             return keras.tree.map_structure(
@@ -279,12 +279,12 @@ class Tracer:
             self._path.pop()
 
     def _in_compute_type(self, value: Nest) -> Nest:
-        """What Keras makes of an argument of a layer."""
+        """Casts an argument of a layer as Keras does."""
         is_float = isinstance(value, SymbolicTensor) and value.dtype.startswith("float")
         return self.cast(value, self.compute_dtype) if is_float else value
 
     def untraceable(self, what: str) -> Untraceable:
-        """The error that a model computes something that has no form here."""
+        """Returns the error that a model computes something without a form here."""
         where = f" in the layer {self._path[-1]}" if self._path else ""
         return Untraceable(f"ONNX has no form here of {what}{where}")
 
@@ -302,8 +302,10 @@ class Tracer:
         self._known.pop()
 
     def input(self, info: ValueInfo) -> SymbolicTensor:
-        """An input of the model. Its sizes are looked up at once: axes of one name share theirs, and so does all that
-        is made of them."""
+        """Adds an input of the model.
+
+        Its sizes are looked up at once: axes of one name share theirs, and so does all that is made of them.
+        """
         known: list[Size] = [size if isinstance(size, int) else self._axes.get(size) for size in info.shape]
         value = SymbolicTensor(self, info.name, str(np.dtype(info.dtype)), known, 0)
         self.look_up_sizes(value)
@@ -320,7 +322,7 @@ class Tracer:
         domain: str = "",
         **attributes: Any,
     ) -> Any:
-        """A node in the outermost graph that has its inputs, or the equal node that is there.
+        """Appends a node to the outermost graph that has its inputs, unless an equal node is there.
 
         Args:
             operator: its name.
@@ -361,14 +363,14 @@ class Tracer:
     # Constants and types
 
     def derived(self, make: Callable[..., Nest], *arrays: np.ndarray) -> Nest:
-        """What a function makes of weights, once: a loop is recorded several times."""
+        """Computes what a function makes of weights once: a loop is recorded several times."""
         key = (make, *map(id, arrays))
         if key not in self._derived:
             self._derived[key] = arrays, make(*arrays)
         return self._derived[key][1]
 
     def array(self, value: Operand, dtype: str | None = None) -> np.ndarray:
-        """A number, an array, or a weight as a constant; each weight gives the same array again."""
+        """Returns a number, an array, or a weight as a constant; each weight gives the same array again."""
         if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
             if id(value) not in self._arrays:
                 self._arrays[id(value)] = (value, keras.ops.convert_to_numpy(value))
@@ -379,7 +381,7 @@ class Tracer:
         return value.astype("float32") if value.dtype == np.float64 else value
 
     def type_of(self, *values: Operand) -> str:
-        """The common type of operands. A weight takes that of symbolic values; a Python number has none of its own."""
+        """Returns the common type of operands. A weight takes that of symbolic values; a Python number has none."""
         typed = [str(value.dtype) for value in values if isinstance(value, SymbolicTensor | np.ndarray | np.generic)]
         floats = [dtype.replace("64", "32") for dtype in typed if dtype.startswith("float")]
         if floats:
@@ -390,17 +392,17 @@ class Tracer:
         return next((dtype for dtype in ("int64", "int32", "uint8") if dtype in typed), "bool" if is_truth else "int64")
 
     def as_type(self, value: Operand, dtype: str) -> Array:
-        """A value in another type; of no symbolic value, a constant."""
+        """Casts a value; what is not symbolic becomes a constant."""
         return self.cast(value, dtype) if isinstance(value, SymbolicTensor) else self.array(value, dtype)
 
     # Sizes and views
 
     def sizes_of(self, value: Operand) -> list[Size]:
-        """The sizes of any value."""
+        """Returns the sizes of any value."""
         return value.sizes if isinstance(value, SymbolicTensor) else [*np.shape(self.array(value))]
 
     def size(self, x: SymbolicTensor, axis: int) -> Size:
-        """The size of an axis, which the graph looks up if it is not known."""
+        """Returns the size of an axis; the graph looks it up if it is not known."""
         axis %= x.ndim
         if x.sizes[axis] is None:
             vector = self.emit("Shape", x, dtype="int64", sizes=[1], start=axis, end=axis + 1)
@@ -416,7 +418,7 @@ class Tracer:
             self.size(x, axis)
 
     def vector(self, sizes: Sequence[Size]) -> Array:
-        """Sizes (numbers and symbolic scalars) as one constant or symbolic value (n,)."""
+        """Joins sizes (numbers and symbolic scalars) to one constant or symbolic value (n,)."""
         parts: list[Array] = []
         for size in sizes:
             assert size is not None
@@ -431,7 +433,7 @@ class Tracer:
         return self.emit("Concat", *parts, dtype="int64", sizes=[len(sizes)], axis=0)
 
     def _vector_of(self, scalar: SymbolicTensor) -> SymbolicTensor:
-        """A scalar in the shape (1,)."""
+        """Returns a scalar in the shape (1,)."""
         if scalar.name not in self._vectors:
             self._vectors[scalar.name] = self.emit(
                 "Reshape", self.cast(scalar, "int64"), np.array([1]), dtype="int64", sizes=[1]
@@ -439,21 +441,21 @@ class Tracer:
         return self._vectors[scalar.name]
 
     def view(self, x: SymbolicTensor, sizes: Sequence[Size]) -> SymbolicTensor:
-        """A value in another shape of the same numbers, without a node."""
+        """Returns a value in another shape of the same numbers, without a node."""
         whole = x.whole
         if all_same(whole.sizes, [*sizes]):
             return whole
         return SymbolicTensor(self, None, x.dtype, [*sizes], whole.depth, whole)
 
     def reshaped(self, view: SymbolicTensor) -> tuple[str, int]:
-        """The name and the depth of a view in its own shape."""
+        """Makes the node of a view; returns its name and depth."""
         assert view.base is not None
         target, options = self._target(view.base, view.sizes)
         made = self.emit("Reshape", view.base, self.vector(target), dtype=view.dtype, sizes=view.sizes, **options)
         return made.name, made.depth
 
     def _target(self, whole: SymbolicTensor, sizes: Sequence[Size]) -> tuple[list[Size], Config]:
-        """The sizes for a node `Reshape`, and its options.
+        """Returns the sizes for a node `Reshape`, and its options.
 
         No batch is empty in a loop. There, 0 copies a size and -1 stands for one that is not known.
         """
@@ -482,7 +484,7 @@ class Tracer:
         return x if x.ndim == 2 else self.view(x, [self.remaining(x.sizes, [x.sizes[-1]]), x.sizes[-1]])
 
     def remaining(self, old: Sequence[Size], given: Sequence[Size]) -> Size:
-        """The size that -1 stands for, beside the given sizes; None if the graph would have to compute more."""
+        """Returns the size that -1 stands for beside others; None if the graph would have to compute more."""
         if None in old or None in given:
             return None
         left = [size for size in old if isinstance(size, SymbolicTensor)]
@@ -505,7 +507,7 @@ class Tracer:
 
 
 class Precision:
-    """Weights and states in float32, or in float16.
+    """Keeps weights and states in float32, or in float16.
 
     Args:
         dtype: their type. Softmax, the inner part of norms, and the search are always in float32.
@@ -556,7 +558,7 @@ class Precision:
 
 
 class Int8(Precision):
-    """Products of 8-bit weights, with a scale for each column, and 8-bit states, with a scale for each row.
+    """Multiplies 8-bit states, with a scale for each row, by 8-bit weights, with a scale for each column.
 
     The graph finds the scales of the states when it runs. Each row has its own, so neither neighbours nor padding
     change a row (ONNX's `DynamicQuantizeLinear` has one scale for all rows). Where sums of 8-bit products overflow, the
@@ -589,22 +591,22 @@ PRECISION = {"float32": Precision(), "float16": Precision("float16"), "int8": In
 
 
 def in_half(weight: np.ndarray) -> np.ndarray:
-    """A weight in float16."""
+    """Casts a weight to float16."""
     return weight.astype("float16")
 
 
 def by_columns(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A weight quantised with a scale for each column."""
+    """Quantises a weight with a scale for each column."""
     return quantize(weight, axis=0)
 
 
 def by_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A table quantised with a scale for each row."""
+    """Quantises a table with a scale for each row."""
     return quantize(table, axis=1)
 
 
 def scale_of_states(r: Tracer, is_positive: bool) -> tuple[SymbolicTensor, SymbolicTensor]:
-    """The scale of states from -1 to 1, or from 0 to 1 if they are positive, and the integer that stands for 0."""
+    """Returns the scale of states from -1 to 1 (0 to 1 if they are positive), and the integer that stands for 0."""
     in_7_bits, in_8_bits = ((1 / 127, 0), (1 / 255, 0)) if is_positive else ((1 / 63, 64), (1 / 127, 128))
     overflow = sums_overflow(r)
     scale, zero = (r.where(overflow, *map(np.float32, pair)) for pair in zip(in_7_bits, in_8_bits, strict=True))
@@ -612,7 +614,7 @@ def scale_of_states(r: Tracer, is_positive: bool) -> tuple[SymbolicTensor, Symbo
 
 
 def sums_overflow(r: Tracer) -> SymbolicTensor:
-    """Whether sums of 8-bit products overflow on the processor that runs the graph: the graph tries it.
+    """Tells whether sums of 8-bit products overflow on the processor that runs the graph: the graph tries it.
 
     They do on x86 without VNNI instructions, where ONNX Runtime's kernels add two products in 16 bits. Products of
     states in 7 bits fit. ONNX Runtime computes this once, when it loads the graph.

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
@@ -13,16 +12,6 @@ BUILD = (ROOT / "BUILD.md").read_text(encoding="utf-8")
 SECTION = BUILD.split("## Run what was exported\n")[1].split("\n## ")[0]
 PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 FILES = "saved_model translate_text.onnx translate.onnx step.onnx translate.tflite translate_text.tflite ctranslate2"
-
-
-def test_the_extras_for_gpus_and_cpus_differ_in_onnx_runtime_alone():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    runtime = {name: [one for one in extras[name] if re.match(r"onnxruntime(-gpu)?[\[>]", one)] for name in extras}
-    assert [*runtime["export"], *runtime["export-gpu"]] == [
-        "onnxruntime>=1.24,<2",
-        "onnxruntime-gpu[cuda,cudnn]>=1.24,<1.27",  # with the libraries of CUDA, which pip would leave out
-    ]
-    assert {*extras["export"]} - {*runtime["export"]} == {*extras["export-gpu"]} - {*runtime["export-gpu"]}
 
 
 @pytest.mark.parametrize(("file", "program"), list(zip(FILES.split(), PROGRAMS, strict=True)), ids=FILES.split())
