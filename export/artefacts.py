@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking.signatures import Searching, Signature, of_ids_alone
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.folders import whole_folder
 from keras_transformer.core.task_registry import TASKS, task_named, task_of
 from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline
@@ -181,6 +183,17 @@ def install_extra(module: str) -> str:
 def stem(name: str, precision: str) -> str:
     """The name of an artefact's file or folder, without suffix."""
     return name if precision == "float32" else f"{name}-{precision}"
+
+
+def replaced(path: Path, mark: str, what: str) -> AbstractContextManager[Path]:
+    """Writes the folder of an artefact whole, in place of an older one, which holds the file `mark`.
+
+    Raises:
+        RequestError: the path holds something else than `what`.
+    """
+    if path.exists() and not (path / mark).is_file():
+        raise RequestError(f"expected no file at {path}, or {what} to replace; received something else: remove it")
+    return whole_folder(path)
 
 
 def require_precision(format: str, precision: str) -> None:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.core.errors import RequestError
-from keras_transformer.core.folders import whole_folder
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
@@ -38,6 +36,7 @@ from .artefacts import (
     TrainedRun,
     import_optional,
     parts_without_writer,
+    replaced,
     require_own_parts,
     require_precision,
     stem,
@@ -228,10 +227,8 @@ def export_ctranslate2(
     """
     require_precision("ctranslate2", precision)
     path = Path(folder) / stem("ctranslate2", precision)
-    if path.exists() and not (path / "model.bin").is_file():
-        raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
     decoding = decoding or run.decoding()
-    with whole_folder(path) as aside:
+    with replaced(path, "model.bin", "a model") as aside:
         write_model(run, aside, precision)
         run.pipeline.save_vocabularies(aside)
         metadata = {**run.metadata(decoding, precision), "search": search_of(run, decoding)}

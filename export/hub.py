@@ -14,7 +14,6 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.folders import whole_folder
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.tensors import TensorFile, write_safetensors
 from keras_transformer.importing.weights import Imported, Layout, variable_at
@@ -24,7 +23,7 @@ from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
-from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision
+from .artefacts import Decoding, TrainedRun, replaced, require_own_parts, require_precision
 from .hub_forms import FORMAT, Form, array_of, emitted, form_of, ids_of, resolved
 from .hub_text import beginning_of, named_ids, write_json, write_vocabularies
 
@@ -69,9 +68,7 @@ def export_huggingface(
     require_precision(FORMAT, precision)
     require_form(run)
     path = Path(folder) / FORMAT
-    if path.exists() and not (path / "config.json").is_file():
-        raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
-    with whole_folder(path) as aside:
+    with replaced(path, "config.json", "a model") as aside:
         form, options, read = form_of(run.model, vocabulary_of(run))
         ids = with_own_start(run, form)
         layout = form.layout(TensorFile(aside, {}), read, ids)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.checking.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
-from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.core.folders import whole_folder
+from keras_transformer.core.errors import JobError
 from keras_transformer.core.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import UNKNOWN
 
-from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
+from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, replaced, require_precision, stem
 from .word_pieces import WordPieces, read_by
 
 if TYPE_CHECKING:
@@ -52,11 +51,7 @@ def export_saved_model(
     signature = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
     module = _text_module(signature) if signature.text_stem else _ids_module(signature)
     path = Path(folder) / stem("saved_model", precision)
-    if path.exists() and not (path / "saved_model.pb").is_file():
-        raise RequestError(
-            f"expected no file at {path}, or a SavedModel to replace; received something else: remove it"
-        )
-    with whole_folder(path) as aside:
+    with replaced(path, "saved_model.pb", "a SavedModel") as aside:
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
