@@ -160,24 +160,8 @@ def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts
     return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer, context)
 
 
-def stored_arrays(
-    signature: type[Signature],
-    texts: Sequence[Input],
-    num_probes: int,
-    stored: Sequence[Config],
-    names: Sequence[str],
-    first: int,
-    tokenizer: Tokenizer | None,
-    context: int,
-) -> ExpectedArrays:
-    """What a certificate keeps of an encoder, where the model is not there.
-
-    Args:
-        signature, names, first, tokenizer, context: as for `ExpectedArrays`.
-        texts: as they were given to the model.
-        num_probes: how many of them are probes.
-        stored: what `ExpectedArrays.stored` gave.
-    """
+def restored(stored: Sequence[Config], texts: Sequence[Input]) -> tuple[list[Seen], list[Input]]:
+    """Reads what `ExpectedArrays.stored` gave for texts: what the model gave, and what an artefact of ids is given."""
     seen = [
         Seen(
             [
@@ -188,8 +172,6 @@ def stored_arrays(
         )
         for one in stored
     ]
-    inputs = [
+    return seen, [
         text.tolist() if isinstance(text, np.ndarray) else one["ids"] for text, one in zip(texts, stored, strict=True)
     ]
-    asked = Texts([], texts[:num_probes], texts[num_probes:])
-    return ExpectedArrays(signature, asked, seen, inputs, names, first, tokenizer, context)

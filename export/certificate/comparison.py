@@ -31,7 +31,7 @@ from keras_transformer.text.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in, signature_of
-from .arrays import expected_arrays, stored_arrays
+from .arrays import ExpectedArrays, expected_arrays, restored
 from .contents import check_metadata, contents_of
 from .execution import device_notes, run_artefact, task_of
 from .expected import Expected, Input
@@ -188,13 +188,13 @@ class KeptCertificate:
         if signature.text_stem or folder.foreign_tokenizer.is_file():
             sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
             tokenizers = read_tokenizers(folder, *sizes)
+        texts = Texts([], given[:num_probes], given[num_probes:])
         if issubclass(signature, Searching):
             model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config, self.beginning)
-            texts = Texts([], given[:num_probes], given[num_probes:])
             return ExpectedSearch(signature, texts, model, Decoding(**kept["decoding"]))
         first, context = (self.config.get(name, 0) for name in ("num_control_ids", "context_length"))
         names, tokenizer = signature.names_in(folder, self.about), next(iter(tokenizers), None)
-        return stored_arrays(signature, given, num_probes, stored, names, first, tokenizer, context)
+        return ExpectedArrays(signature, texts, *restored(stored, given), names, first, tokenizer, context)
 
     def _damaged(self, error: ValueError) -> RequestError:
         return RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again")

@@ -33,12 +33,10 @@ class Trial(NamedTuple):
 
     Args:
         name: such as "padded", or "n_best padded".
-        is_main: whether it is the main signature, in batches: the answers whose quality is measured.
         answers: one for each text, or for the first of them.
     """
 
     name: str
-    is_main: bool
     answers: list[Compared]
 
 
@@ -182,8 +180,8 @@ def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dic
     main = next(iter(result["signatures"]))
     for signature, trials in result["signatures"].items():
         for given, answers in trials.items():
-            is_main = signature == main and given == "batched"
-            first = 0 if is_main else expected.texts.num_long  # long texts are given in one batch alone
+            # Long texts are given in one batch alone.
+            first = 0 if signature == main and given == "batched" else expected.texts.num_long
             rows = rows_of(answers)  # type: ignore[arg-type]
             places = range(first, first + len(rows))
             if artefact.format == "tflite" and artefact.interface == "text" and expected.signature.is_one_line:
@@ -191,7 +189,7 @@ def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dic
                     without_space(row, expected.texts.name(place), known)
                     for place, row in zip(places, rows, strict=True)
                 ]
-            yield Trial(given if signature == main else f"{signature} {given}", is_main, expected.compare(places, rows))
+            yield Trial(given if signature == main else f"{signature} {given}", expected.compare(places, rows))
 
 
 def without_space(row: Row, name: str, known: dict[str, str]) -> Row:

@@ -77,7 +77,7 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
 def memory_infos(model: FamilyModel, precision: str) -> list[ValueInfo]:
     """The keys of all layers (batch, heads, key_dim, source), then the values (batch, heads, source, key_dim)."""
     heads = [block.cross_attention.num_groups for block in model.decoder_stack.blocks_in_order()]
-    dtype, size = tracer_of(model, precision).compute_dtype, model.key_dim
+    dtype, size = PRECISION[precision].dtype, model.key_dim
     return [
         ValueInfo(f"memory_{name}_{layer}", dtype, ["batch", count, *axes])
         for name, axes in (("key", [size, "source"]), ("value", ["source", size]))
@@ -190,10 +190,6 @@ def in_order(paths: Config) -> list[str]:
 
 # What the axes of ids are called in the graphs.
 LENGTHS = {"source_ids": "source", "prompt_ids": "prompt", "target_ids": "target", "added_ids": "added"}
-
-# All operators that are not in the ONNX standard.
-INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own, in int8
-TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "StringJoin"}  # onnxruntime-extensions', for text
 
 
 def export_onnx(
