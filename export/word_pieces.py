@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,6 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
 
@@ -134,7 +134,7 @@ def _images(library: tokenizers.Tokenizer) -> dict[str, str]:
     return images
 
 
-def _model(pieces: Config, rules: dict[str, str]) -> bytes:
+def _model(pieces: Iterable[str], rules: dict[str, str]) -> bytes:
     specification: Any = sentencepiece_model_pb2
     proto, types = specification.ModelProto(), specification.ModelProto.SentencePiece
     proto.pieces.add(piece="<unk>", type=types.UNKNOWN)

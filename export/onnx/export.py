@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from keras_transformer.layers.layer import Recordable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.spec.lengths import longest
-from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 
@@ -133,7 +132,7 @@ def _positions(token_ids: SymbolicTensor, index: SymbolicTensor, rows: Size) -> 
     return ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
 
 
-def _memory_inputs(r: Tracer, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], Config]:
+def _memory_inputs(r: Tracer, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], dict[str, Nest]]:
     """The inputs that the encoder gives, and the part of the model's cache that they make."""
     infos = memory_infos(model, precision)
     values, bias = [r.input(info) for info in infos], r.input(BIAS)
@@ -182,7 +181,7 @@ def mapped(function: Callable[[str, Operand], Operand | None], beams: Sequence[N
     return [of(one, [], layer) for layer, one in enumerate(beams)]
 
 
-def in_order(paths: Config) -> list[str]:
+def in_order(paths: Iterable[str]) -> list[str]:
     """The keys of all layers, then the values of all layers, and so on."""
     stems = [path.rpartition("_")[0] for path in paths]
     return [path for stem in dict.fromkeys(stems) for path, own in zip(paths, stems, strict=True) if own == stem]
