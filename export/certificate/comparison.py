@@ -6,7 +6,8 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -135,7 +136,7 @@ class KeptCertificate:
                 f"expected an export, or a file of one; found no certificate.json at {folder}: copy it from where the "
                 "export comes from, or export again"
             )
-        try:
+        with self._reading():
             self.content = read_json(self.path, KEPT, MAX_BYTES)
             self.about: dict[str, str] = self.content["run"]
             self.names = [entry["name"] for entry in self.content["entries"]]
@@ -148,10 +149,6 @@ class KeptCertificate:
             self.config = parse_json(self.about["model"], having(**sizes))
             foreign = RunFolder(folder).foreign_tokenizer
             self.signature = signature_of(task, self.about, [load_tokenizer(foreign)] if foreign.is_file() else [])
-        except RequestError:
-            raise
-        except ValueError as error:
-            raise self._damaged(error) from None
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -169,16 +166,12 @@ class KeptCertificate:
         """
         if not self.content.get("stored"):
             raise RequestError(f"{self.path} keeps nothing of the model: give the run too, or export again")
-        try:
+        with self._reading():
             kept = self.content["stored"]
             found = {Decoding(**one["decoding"]): self._restored(kept["num_probes"], one) for one in kept["searches"]}
             if not all(len(one.texts) for one in found.values()):
                 raise ValueError("it keeps no answers")
             return found
-        except RequestError:
-            raise
-        except ValueError as error:
-            raise self._damaged(error) from None
 
     def _restored(self, num_probes: int, kept: Config) -> Expected:
         signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
@@ -196,8 +189,15 @@ class KeptCertificate:
         names, tokenizer = signature.names_in(folder, self.about), next(iter(tokenizers), None)
         return ExpectedArrays(signature, texts, *restored(stored, given), names, first, tokenizer, context)
 
-    def _damaged(self, error: ValueError) -> RequestError:
-        return RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again")
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it what is wrong with the content raises RequestError."""
+        try:
+            yield
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again") from None
 
 
 def certify(

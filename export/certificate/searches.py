@@ -64,28 +64,16 @@ class ExpectedSearch(Expected):
         if artefact.interface == "pieces":
             return [self.vocabularies.source.pieces(self.pieces(place)) for place in range(len(self.texts))]
         whole = artefact.interface in ("ids", "halves")
-        return [self.ids(place) if whole else self.read(place) for place in range(len(self.texts))]
+        return [self.model.given(place) if whole else self.model.read(place) for place in range(len(self.texts))]
 
     def pieces(self, place: int) -> list[int]:
         return self.model.pieces(place)
-
-    def ids(self, place: int) -> list[int]:
-        """What an artefact of ids is given."""
-        return self.model.given(place)
-
-    def read(self, place: int) -> list[int]:
-        """What the model reads of it."""
-        return self.model.read(place)
-
-    def limit(self, place: int) -> int:
-        """The most ids to emit."""
-        return self.model.limit(place)
 
     def narrowest_choice(self, place: int) -> Choice | None:
         begun = self.model.begun(place)
         if begun is None:
             return None
-        limit, control = begun.num_read + self.limit(place), self.num_control_ids
+        limit, control = begun.num_read + self.model.limit(place), self.num_control_ids
         ids = (*[control] * begun.num_read, *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
         return narrowest_choice(begun, limit, ids, self.decoding, control, self.beginning)
 
@@ -105,9 +93,9 @@ class ExpectedSearch(Expected):
         return [
             {
                 "text": self.texts[place],
-                "ids": [*self.ids(place)],
-                "read": [*self.read(place)],
-                "limit": self.limit(place),
+                "ids": [*self.model.given(place)],
+                "read": [*self.model.read(place)],
+                "limit": self.model.limit(place),
                 "hypotheses": [one._asdict() for one in self.hypotheses[place]],
             }
             for place in places
@@ -160,12 +148,12 @@ class ExpectedSearch(Expected):
 
     def probes(self, places: Iterable[int]) -> list[Probe]:
         """The short texts at these places whose best hypothesis leads by most: see `chosen_probes`."""
-        short = [place for place in places if 1 < len(self.ids(place)) <= MOST_PIECES + 1]
+        short = [place for place in places if 1 < len(self.model.given(place)) <= MOST_PIECES + 1]
         return surest(
             (
                 best.score - (others[0].score if others else 0.0),
                 Probe(
-                    self.read(place),
+                    self.model.read(place),
                     [Answer(list(one.ids), self.log_prob_of(one.score, one.ids)) for one in (best, *others)],
                 ),
             )
@@ -179,7 +167,7 @@ class ExpectedSearch(Expected):
             return [given.ids]
         if known := [ids for ids in self._log_probs[place] if self._text(place, ids) == given.text]:
             return known
-        most = self.limit(place)
+        most = self.model.limit(place)
         tags = self.beginning[: len(self.beginning) - len(self.tokenizers[1].encode([""])[0])]
         written = {(*tags, *ids) for ids in self.vocabularies.written(given.text)}
         return [*(ids for ids in written if len(ids) == most), *((*ids, END) for ids in written if len(ids) < most)]
@@ -191,7 +179,9 @@ class ExpectedSearch(Expected):
     def _score(self, answers: Iterable[tuple[int, Ids]]) -> None:
         """Finds log P of answers that are not known yet."""
         unknown = [*dict.fromkeys((place, ids) for place, ids in answers if ids not in self._log_probs[place])]
-        whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids, self.beginning)]
+        whole = [
+            one for one in unknown if is_whole(one[1], self.model.limit(one[0]), self.num_control_ids, self.beginning)
+        ]
         for first in range(0, len(whole), SCORED_AT_ONCE):
             some = whole[first : first + SCORED_AT_ONCE]
             found = self.model.log_probs([place for place, _ in some], [ids for _, ids in some])

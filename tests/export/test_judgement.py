@@ -97,7 +97,7 @@ def sure(expected) -> int:
 
 def test_probes_are_the_texts_whose_best_translation_is_the_best_by_most(expected):
     gaps = {
-        tuple(expected.read(place)): one.score - other.score
+        tuple(expected.model.read(place)): one.score - other.score
         for place, (one, other, *_) in enumerate(expected.hypotheses)
     }
     found = [gaps[tuple(probe.source_ids)] for probe in expected.probes(range(100))]
@@ -325,7 +325,7 @@ def test_the_narrowest_choice_is_found(translator):
     decoding = Decoding(1, max_length=5)
     expected: Any = expected_of(TrainedRun(translator), decoding, Texts([], [], SENTENCES[:2]), None)
     for place, [best, *_] in enumerate(expected.hypotheses):
-        source_ids = np.array([expected.read(place)], "int32")
+        source_ids = np.array([expected.model.read(place)], "int32")
         inputs = {"source_ids": source_ids, "target_ids": np.array([[START, *best.ids[:-1]]])}
         log_probs = np.sort(ops.convert_to_numpy(ops.log_softmax(translator.model(inputs)))[0, :, END:], axis=-1)
         gaps = log_probs[:, -1] - log_probs[:, -2]
