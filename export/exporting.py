@@ -26,6 +26,7 @@ from .artefacts import (
 )
 from .certificate.comparison import certify, check_text, kept_at, validation_text
 from .certificate.comparison import verify as verified
+from .certificate.expected import Input
 from .certificate.report import Certificate, markdown, write_certificate
 from .ctranslate2 import require_held
 from .hub import require_form
@@ -181,7 +182,7 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
         say(f"left out: artefacts that take text: {reason}; tokenizer.json is written")
 
 
-def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:
+def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[Input], list[str] | None]:
     """Sentences and references: the given files, else the run's validation text."""
     task = run.pipeline.task
     if arguments.references and not arguments.sentences:

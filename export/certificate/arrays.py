@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class ExpectedArrays(Expected):
             raise BrokenArtefact(f"{name}: it gave the id {id}, which is no item")
         return self.names[id - self.first]
 
-    def _named(self, choices: Iterable[str | int]) -> str:
+    def _named(self, choices: Iterable[Any]) -> str:
         choices = list(choices)
         if choices and not isinstance(choices[0], str) and self.tokenizer:
             choices = self.tokenizer.pieces(choices)

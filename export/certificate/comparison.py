@@ -205,7 +205,7 @@ def certify(
     folder: str | os.PathLike[str],
     artefacts: Sequence[Artefact],
     decoding: Decoding,
-    sentences: Sequence[str],
+    sentences: Sequence[Input],
     references: Sequence[str] | None = None,
     threads: int = 1,
 ) -> Certificate:
@@ -311,7 +311,7 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[Input], list[str]
     return task_registry.TASKS[task_registry.task_of(config)].signature(config).validation(folder, config)
 
 
-def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
+def check_text(sentences: Sequence[Input], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
     """Raises RequestError unless artefacts of these precisions can be certified on this text."""
     if not sentences:
         raise RequestError("expected at least one sentence to certify on; received none")

@@ -29,7 +29,7 @@ def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Input]) ->
     pairs = [
         (inputs[place], expected.pieces(place)) for place in places if not known_difference(artefact, texts, place)
     ]
-    return [(text, ids) for text, ids in pairs if ids is not None]
+    return [(text, ids) for text, ids in pairs if isinstance(text, str) and ids is not None]
 
 
 def check_vocabularies(artefact: Artefact, folder: Path, expected: Expected) -> None:

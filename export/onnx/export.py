@@ -26,7 +26,7 @@ from .graph import TEXT, Model, ValueInfo, write_model
 from .operations import OPERATIONS
 from .overrides import KERAS_LAYERS, OVERRIDES
 from .text_graph import detokenized, tokenized
-from .tracer import PRECISION, Nest, Operand, Size, SymbolicTensor, Tracer, Untraceable, model_of
+from .tracer import PRECISION, Nest, Size, SymbolicTensor, Tracer, Untraceable, model_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.keras_decoder import Computation
@@ -142,7 +142,7 @@ def _memory_inputs(r: Tracer, model: FamilyModel, precision: str) -> tuple[list[
 
 
 def _past(
-    r: Tracer, path: str, empty: np.ndarray, beams: Sequence[Size], pasts: dict[str, ValueInfo]
+    r: Tracer, path: str, empty: SymbolicTensor, beams: Sequence[Size], pasts: dict[str, ValueInfo]
 ) -> SymbolicTensor:
     """A tensor of the cache as an input (rows, ...), which is added to `pasts` under its path: of such beams (B, K), or
     without them of one beam for each row."""
@@ -165,7 +165,7 @@ def _presents(beams: Sequence[Nest], pasts: dict[str, ValueInfo]) -> list[tuple[
     return outputs
 
 
-def mapped(function: Callable[[str, Operand], Operand | None], beams: Sequence[Nest]) -> list[Nest]:
+def mapped(function: Callable[[str, Nest], Nest], beams: Sequence[Nest]) -> list[Nest]:
     """The caches of all layers with a function of each tensor and its path in the file, such as "key_0"."""
 
     def of(nest: Nest, path: list[str], layer: int) -> Nest:

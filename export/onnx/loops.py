@@ -88,7 +88,7 @@ def _inside(r: Tracer, variable: Variable) -> Array | None:
     return SymbolicTensor(r, r.graphs[-1].new_name("state"), dtype, [*variable.sizes], len(r.graphs) - 1)
 
 
-def _known(r: Tracer, variable: Variable, inside: Array, after: Array) -> Variable:
+def _known(r: Tracer, variable: Variable, inside: Nest, after: Nest) -> Variable:
     """Returns what is known of a variable after the body was recorded.
 
     Raises:

@@ -300,7 +300,7 @@ END = np.iinfo("int64").max  # as the end of a slice: to the end of the axis
 
 @operation
 def _reshape(r: Tracer, x: Operand, newshape: int | SymbolicTensor | Sequence[Size]) -> SymbolicTensor:
-    sizes = [newshape] if isinstance(newshape, int | SymbolicTensor) else [*newshape]
+    sizes: list[Size] = [newshape] if isinstance(newshape, int | SymbolicTensor) else [*newshape]
     unknown = [axis for axis, size in enumerate(sizes) if isinstance(size, int) and size == -1]
     if unknown:
         given = [size for axis, size in enumerate(sizes) if axis != unknown[0]]

@@ -12,7 +12,7 @@ from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
 from .operations import counted
-from .tracer import Nest, Operand, Size, SymbolicTensor, Tracer, Write, same
+from .tracer import Nest, Operand, SymbolicTensor, Tracer, Write, same
 
 HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
 
@@ -147,7 +147,7 @@ def key_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> Sym
     return r.subtract(last, counted(r, num_keys(r, keys, index), reverse=1, exclusive=1))
 
 
-def num_keys(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> Size:
+def num_keys(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor) -> int | SymbolicTensor:
     """Counts the keys after a step of several positions."""
     return r.add(r.size(keys, -2), r.size(index, 0))
 

@@ -41,7 +41,13 @@ def tokenized(
     read = read_by(tokenizer)
     for pattern, by in [*cleaning, *read.cleaning]:
         text = replaced(g, text, pattern, by)
-    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start id, no end id, not reversed
+    options: list[Constant] = [
+        [0],
+        [0.0],
+        [False],
+        [False],
+        [False],
+    ]  # no sampling (two numbers), no start id, no end id, not reversed
     pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=read.model)
     if isinstance(read, WordPieces):
         pieces, starts = of_words(g, pieces, starts, read)

@@ -401,16 +401,17 @@ class Tracer:
         """Returns the sizes of any value."""
         return value.sizes if isinstance(value, SymbolicTensor) else [*np.shape(self.array(value))]
 
-    def size(self, x: SymbolicTensor, axis: int) -> Size:
+    def size(self, x: SymbolicTensor, axis: int) -> int | SymbolicTensor:
         """Returns the size of an axis; the graph looks it up if it is not known."""
         axis %= x.ndim
-        if x.sizes[axis] is None:
+        size = x.sizes[axis]
+        if size is None:
             vector = self.emit("Shape", x, dtype="int64", sizes=[1], start=axis, end=axis + 1)
             scalar = self.emit("Squeeze", vector, np.array([0]), dtype="int64", sizes=[])
             self._vectors[scalar.name] = vector
             self.positive.add(scalar.name)
-            x.sizes[axis] = scalar
-        return x.sizes[axis]
+            size = x.sizes[axis] = scalar
+        return size
 
     def look_up_sizes(self, x: SymbolicTensor) -> None:
         """Makes all sizes of a value known."""
