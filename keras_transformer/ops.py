@@ -4,8 +4,8 @@
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
 an exporter's tracer writes them down as the nodes of a graph.
 
-An `overridable` function has one plain meaning. A back end may do it in its own way: its `overrides` are such functions, by
-their names.
+An `overridable` function has one plain meaning. A back end may compute it in another way with the same result: its
+`overrides` are such functions, by their names.
 """
 
 from __future__ import annotations
