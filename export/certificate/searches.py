@@ -9,9 +9,8 @@ from typing import NamedTuple
 from keras_transformer.checking.answers import Ids, Searched
 from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, surest
 from keras_transformer.checking.signatures import Signature
-from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.sentences import Texts, valid
 from keras_transformer.text.tokenizer import END
 

@@ -17,7 +17,7 @@ from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Recordable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
-from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 

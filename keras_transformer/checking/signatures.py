@@ -20,8 +20,7 @@ from keras_transformer.core.schema import parse_json
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_config import LABELS
 from keras_transformer.runs.run_folder import RunFolder
-from keras_transformer.spec.lengths import longest
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, longest
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN

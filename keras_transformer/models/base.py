@@ -15,8 +15,8 @@ from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.models.training_step import ReplicatedFit
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config, home_of
+from keras_transformer.spec.search_options import longest
 
 BLOCK_ARGUMENTS = (
     "num_heads",

@@ -32,7 +32,7 @@ from keras_transformer.search.loop import (
     read_before,
     run_loop,
 )
-from keras_transformer.spec import lengths
+from keras_transformer.spec import search_options
 from keras_transformer.text.tokenizer import END, PAD
 
 
@@ -259,7 +259,7 @@ def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
     """
     if not length_penalty:
         return log_probs
-    divisor = lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
+    divisor = search_options.penalty(ops.cast(tokens, "float32"), length_penalty)
     if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NONE`.
         divisor = ops.maximum(divisor, 1e-20)
     return ops.where(exists(log_probs), log_probs / divisor, NONE)

@@ -16,8 +16,7 @@ from keras_transformer.ops import NUMPY, on
 from keras_transformer.runs.run_config import FORMAT
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.search.logits import NONE, as_one, labels_as_one
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.graphs import search_eagerly

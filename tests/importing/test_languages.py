@@ -17,8 +17,7 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
 from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.runs.run_folder import RunFolder, read_config
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenized import TokenizedCorpus

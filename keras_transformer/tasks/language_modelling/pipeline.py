@@ -21,9 +21,8 @@ from keras_transformer.decoding.computations import TextLogProbs, decoding_of
 from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import GREEDY, SearchOptions, require_whole
+from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.sentences import Ids, Unread, padded
