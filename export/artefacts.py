@@ -1,4 +1,4 @@
-"""What all artefacts share: the run, its precisions and its metadata; and which artefacts an export folder has."""
+"""Opens the run that is exported, refuses what a format cannot write, and finds the artefacts of an export folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking.signatures import Searching, Signature, of_ids_alone
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.folders import whole_folder
 from keras_transformer.core.task_registry import TASKS, task_named, task_of
 from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline
@@ -44,7 +46,7 @@ LOOPED = ("halves", "step")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What is exported, and where it comes from.
+    """A model to export with its vocabularies, and where it comes from.
 
     Args:
         pipeline: the model (in float32) with its vocabularies.
@@ -79,8 +81,8 @@ class TrainedRun:
         signature = TASKS[self.pipeline.task].signature(self.pipeline.about())
         return reason_of(signature, self.tokenizers)
 
-    def decoding(self, n_best: int | None = None, **given: object) -> Decoding:
-        """The options of a search, the model's own where none are given, or None is.
+    def decoding(self, n_best: int | None = None, **given: float | None) -> Decoding:
+        """Completes the options of a search by the model's own, where none are given, or None is.
 
         Raises:
             RequestError: a value is out of its range, or the model does not search.
@@ -88,7 +90,7 @@ class TrainedRun:
         return Decoding.of(self.pipeline, n_best, **given)
 
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
-        """What an artefact says of itself. The same run and flags give the same metadata."""
+        """Returns what an artefact says of itself. The same run and flags give the same metadata."""
         task, about = self.pipeline.task, self.pipeline.about()
         licenses = sorted({one.license for one in getattr(self.model, "models", [self.model]) if one.license})
         return {
@@ -106,13 +108,13 @@ class TrainedRun:
 
 
 def signature_of(task: str, about: Mapping[str, str], tokenizers: Iterable[Tokenizer]) -> type[Signature]:
-    """What the artefacts of a run take and give: text too, if runtimes have what reads it as the vocabularies do."""
+    """Returns what the artefacts of a run take and give: text too, if runtimes read it as the vocabularies do."""
     signature: Any = TASKS[task].signature(about)
     return of_ids_alone(signature) if reason_of(signature, tokenizers) else signature
 
 
 def reason_of(signature: type[Signature], tokenizers: Iterable[Tokenizer]) -> str:
-    """Why no artefact of a signature takes the text of these vocabularies; "" if some take it."""
+    """Says why no artefact of a signature takes the text of these vocabularies; "" if some take it."""
     for tokenizer in tokenizers:
         if reason := reason_against_text(tokenizer):
             return reason
@@ -140,7 +142,7 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
 
 
 def between(run: TrainedRun, source_language: str | None, target_language: str | None) -> TrainedRun:
-    """A translator between many languages, in the direction that its artefacts take; None leaves a side as it is.
+    """Sets the direction of a translator between many languages; None leaves a side as it is.
 
     Raises:
         RequestError: the model does not know a language, or needs one that nobody chose.
@@ -171,7 +173,7 @@ def import_optional(module: str) -> ModuleType:
 
 
 def install_extra(module: str) -> str:
-    """How to install what holds a module."""
+    """Says how to install what holds a module."""
     extra = "ctranslate2" if module == "ctranslate2" else "export"
     return (
         f"install the extra: pip install 'keras-transformer[{extra}]', or from a checkout: pip install -e '.[{extra}]'"
@@ -183,6 +185,17 @@ def stem(name: str, precision: str) -> str:
     return name if precision == "float32" else f"{name}-{precision}"
 
 
+def replaced(path: Path, mark: str, what: str) -> AbstractContextManager[Path]:
+    """Writes the folder of an artefact whole, in place of an older one, which holds the file `mark`.
+
+    Raises:
+        RequestError: the path holds something else than `what`.
+    """
+    if path.exists() and not (path / mark).is_file():
+        raise RequestError(f"expected no file at {path}, or {what} to replace; received something else: remove it")
+    return whole_folder(path)
+
+
 def require_precision(format: str, precision: str) -> None:
     """Raises RequestError unless the format can be written in the precision."""
     if precision not in PRECISIONS:
@@ -191,7 +204,7 @@ def require_precision(format: str, precision: str) -> None:
         raise RequestError(f"{format} has no {precision}: {reason}")
 
 
-def require_own_parts(model: object, format: str, precision: str) -> None:
+def require_own_parts(model: FamilyModel, format: str, precision: str) -> None:
     """Raises RequestError unless the model is what its configuration makes.
 
     An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
@@ -200,8 +213,8 @@ def require_own_parts(model: object, format: str, precision: str) -> None:
         raise unwritable(format, precision, found)
 
 
-def parts_without_writer(model: object, writable: Collection[type]) -> Iterator[Difference]:
-    """The parts of a model that are of no writable type."""
+def parts_without_writer(model: FamilyModel, writable: Collection[type]) -> Iterator[Difference]:
+    """Yields the parts of a model that are of no writable type."""
     for path, part in parts_of(model, "model"):
         if type(part) not in writable:
             known = [each.__name__ for each in writable if isinstance(part, each)]
@@ -214,7 +227,7 @@ class Unwritable(RequestError):
 
 
 def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
-    """The error that names the part."""
+    """Returns the error that names the part."""
     return Unwritable(
         f"{format} in {precision} can write only {found.expected} at {found.path}; received a model with "
         f"{found.received} there: export saved_model in float32, or tflite in float32 or float16, which trace any "
@@ -223,7 +236,7 @@ def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
 
 
 def model_of_precision(model: FamilyModel, precision: str) -> FamilyModel:
-    """For float32 the model itself; for float16 a copy that computes in half, except for softmax, norms and search."""
+    """Returns the model itself for float32; for float16 a copy that computes in half, but for softmax and norms."""
     if precision == "float32":
         return model
     require_own_parts(model, "saved_model", precision)
@@ -252,25 +265,25 @@ class Artefact:
     Args:
         path: its file or folder; for the two halves, the encoder's file.
         format: "saved_model", "onnx", "tflite" or "ctranslate2".
-        takes: "text", "ids" or "pieces"; "halves" for encoder and step, and "step" for a language model's, which the
-            caller runs in a loop of its own.
+        interface: what its caller gives: "text", "ids" or "pieces"; "halves" for encoder and step, and "step" for a
+            language model's, which the caller runs in a loop of its own.
         precision: "float32", "float16" or "int8".
     """
 
     path: Path
     format: str
-    takes: str
+    interface: str
     precision: str
 
     @property
     def paths(self) -> list[Path]:
         """The artefact's path; for the two halves, both paths."""
         step = self.path.with_name(self.path.name.replace("encoder", "step"))
-        return [self.path, step] if self.takes == "halves" else [self.path]
+        return [self.path, step] if self.interface == "halves" else [self.path]
 
     def search(self, decoding: Decoding) -> Decoding:
         """The search that runs: `decoding`, which is baked in; around halves and steps the runner searches greedily."""
-        return replace(decoding, num_beams=1, n_best=1) if self.takes in LOOPED else decoding
+        return replace(decoding, num_beams=1, n_best=1) if self.interface in LOOPED else decoding
 
     @property
     def signature(self) -> str:
@@ -283,7 +296,7 @@ class Artefact:
     @property
     def takes_bytes(self) -> bool:
         """Whether it takes text that may be no UTF-8. Python's ONNX Runtime takes strings."""
-        return self.takes == "text" and self.format != "onnx"
+        return self.interface == "text" and self.format != "onnx"
 
     def name_in(self, folder: Path) -> str:
         """The artefact's path in the export folder; for the two halves, the step's file name too."""
@@ -291,7 +304,7 @@ class Artefact:
 
 
 def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
-    """The artefacts of an export folder that are there whole, recognised by their file names."""
+    """Finds the artefacts of an export folder that are there whole, by their file names."""
     candidates = [
         Artefact(Path(folder) / f"{stem(name, precision)}{suffix}", format, takes, precision)
         for name, suffix, format, takes in known_files()
@@ -299,22 +312,22 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
     ]
     is_foreign = RunFolder(folder).foreign_tokenizer.is_file()
     found = [
-        replace(artefact, takes="ids") if is_foreign and lacks_text(artefact.path) else artefact
+        replace(artefact, interface="ids") if is_foreign and lacks_text(artefact.path) else artefact
         for artefact in candidates
         if all(path.exists() for path in artefact.paths)
     ]
-    halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
-    return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]
+    halved = {artefact.paths[-1] for artefact in found if artefact.interface == "halves"}
+    return [artefact for artefact in found if artefact.interface != "step" or artefact.path not in halved]
 
 
 def lacks_text(path: Path) -> bool:
-    """Whether a path is a SavedModel that takes ids, which the name of its input tells."""
+    """Tells whether a path is a SavedModel that takes ids, by the name of its input."""
     graph = path / "saved_model.pb"
     return graph.is_file() and b"serving_default_text" not in graph.read_bytes()
 
 
 def known_files() -> Iterator[tuple[str, str, str, str]]:
-    """For each artefact that a task may have: path without precision and suffix, suffix, format, and what it takes."""
+    """Yields path without precision and suffix, suffix, format and interface of each artefact that a task may have."""
     signatures = [one for task in TASKS.values() for one in task.module("signature").SIGNATURES]
     yield "saved_model", "", "saved_model", "text"
     stems = [pair for one in signatures for pair in ((one.ids_stem, "ids"), (one.text_stem, "text")) if pair[0]]

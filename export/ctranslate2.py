@@ -6,13 +6,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import ops
 
-from keras_transformer.core.errors import RequestError
-from keras_transformer.core.folders import whole_folder
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
@@ -28,6 +26,7 @@ from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import EXTRA_LENGTH, longest
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
@@ -37,11 +36,22 @@ from .artefacts import (
     TrainedRun,
     import_optional,
     parts_without_writer,
+    replaced,
     require_own_parts,
     require_precision,
     stem,
     unwritable,
 )
+
+if TYPE_CHECKING:
+    from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec
+    from ctranslate2.specs.common_spec import LayerNormSpec, LinearSpec
+    from ctranslate2.specs.transformer_spec import (
+        FeedForwardSpec,
+        TransformerDecoderSpec,
+        TransformerEncoderSpec,
+        TransformerSpec,
+    )
 
 # CTranslate2's names of the activations.
 ACTIVATIONS: dict[type, str] = {Relu: "RELU", Gelu: "GELU", GeluTanh: "GELUTanh", Silu: "SWISH"}
@@ -64,7 +74,7 @@ def require_held(model: Any, precision: str) -> None:
     require_own_parts(model, "ctranslate2", precision)
 
 
-def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> Any:
+def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> TransformerSpec:
     """CTranslate2's specification of a model that `require_held` accepts, with its weights.
 
     Args:
@@ -117,7 +127,7 @@ def _sizes(model: Transformer, stack: Stack) -> Config:
     return sizes
 
 
-def _fill_stack(stack: Any, model: Transformer, ours: Stack) -> None:
+def _fill_stack(stack: TransformerEncoderSpec | TransformerDecoderSpec, model: Transformer, ours: Stack) -> None:
     """Fills CTranslate2's encoder or decoder."""
     embedding = model.target_embedding if ours.is_decoder else model.source_embedding
     (stack.embeddings if ours.is_decoder else stack.embeddings[0]).weight = _array(embedding.embeddings)
@@ -148,7 +158,9 @@ def _position_table(model: Transformer, is_decoder: bool) -> np.ndarray:
     return _array(embed(ops.convert_to_tensor(nothing), ops.convert_to_tensor(places)))
 
 
-def _fill_attention(attention: Any, ours: MultiHeadAttention, kernels: Sequence[Sequence[str]]) -> None:
+def _fill_attention(
+    attention: MultiHeadAttentionSpec, ours: MultiHeadAttention, kernels: Sequence[Sequence[str]]
+) -> None:
     """Fills an attention. `kernels` lists the projections that each linear layer joins."""
     for linear, names in zip(attention.linear, kernels, strict=True):
         _fill_linear(linear, [(getattr(ours, f"{name}_kernel"), getattr(ours, f"{name}_bias")) for name in names])
@@ -156,13 +168,13 @@ def _fill_attention(attention: Any, ours: MultiHeadAttention, kernels: Sequence[
         attention.queries_scale = np.float32(1)
 
 
-def _fill_buckets(attention: Any, positions: BucketPositions, is_decoder: bool) -> None:
+def _fill_buckets(attention: MultiHeadAttentionSpec, positions: BucketPositions, is_decoder: bool) -> None:
     """Fills the biases of distances, which all layers of a stack share."""
     attention.relative_attention_bias = _array(positions.decoder_biases if is_decoder else positions.encoder_biases)
     attention.relative_attention_max_distance = np.int32(positions.max_distance)
 
 
-def _fill_feed_forward(network: Any, ours: FeedForward) -> None:
+def _fill_feed_forward(network: FeedForwardSpec, ours: FeedForward) -> None:
     """Fills a feed-forward network. Of a gated one, CTranslate2 applies the activation to `linear_0`."""
     _fill_linear(network.linear_1, [(ours.kernel_out, ours.bias_out)])
     inner = [(ours.kernel_in, ours.bias_in)]
@@ -173,14 +185,14 @@ def _fill_feed_forward(network: Any, ours: FeedForward) -> None:
         _fill_linear(network.linear_0, inner)
 
 
-def _fill_linear(linear: Any, products: Sequence[tuple[object, object]]) -> None:
+def _fill_linear(linear: LinearSpec, products: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     """Fills a linear layer, whose weight has the shape (out, in), with kernels (in, out) and biases side by side."""
     linear.weight = np.concatenate([_array(kernel).T for kernel, _ in products])
     if products[0][1] is not None:
         linear.bias = np.concatenate([_array(bias) for _, bias in products])
 
 
-def _fill_norm(norm: Any, ours: LayerNorm | RmsNorm) -> None:
+def _fill_norm(norm: LayerNormSpec, ours: LayerNorm | RmsNorm) -> None:
     """Fills a normalisation."""
     if isinstance(ours, RmsNorm):
         norm.gamma = _array(ours.scale)
@@ -188,7 +200,7 @@ def _fill_norm(norm: Any, ours: LayerNorm | RmsNorm) -> None:
         norm.gamma, norm.beta = _array(ours.gamma), _array(ours.beta)
 
 
-def _array(values: object) -> np.ndarray:
+def _array(values: Tensor) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(values), "float32")
 
 
@@ -215,10 +227,8 @@ def export_ctranslate2(
     """
     require_precision("ctranslate2", precision)
     path = Path(folder) / stem("ctranslate2", precision)
-    if path.exists() and not (path / "model.bin").is_file():
-        raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
     decoding = decoding or run.decoding()
-    with whole_folder(path) as aside:
+    with replaced(path, "model.bin", "a model") as aside:
         write_model(run, aside, precision)
         run.pipeline.save_vocabularies(aside)
         metadata = {**run.metadata(decoding, precision), "search": search_of(run, decoding)}

@@ -14,18 +14,20 @@ from keras_transformer.core.folders import whole_folder
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
-from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
-from .certificate import (
-    Certificate,
+from .artefacts import (
+    Decoding,
+    TrainedRun,
     artefacts_in,
-    certify,
-    check_text,
-    kept_at,
-    markdown,
-    validation_text,
-    write_certificate,
+    between,
+    import_optional,
+    open_run,
+    require_own_parts,
+    require_precision,
 )
-from .certificate import verify as verified
+from .certificate.comparison import certify, check_text, kept_at, validation_text
+from .certificate.comparison import verify as verified
+from .certificate.expected import Input
+from .certificate.report import Certificate, markdown, write_certificate
 from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT
@@ -154,7 +156,7 @@ def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
     model = run.model
     for format, precision in plan:
         if format == "onnx":
-            import_module(".onnx.export", __package__).require_recordable(model)
+            import_module(".onnx.export", __package__).require_traceable(model)
         elif format == "ctranslate2":
             require_held(model, precision)
         elif format == FORMAT:
@@ -180,7 +182,7 @@ def check_vocabulary(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
         say(f"left out: artefacts that take text: {reason}; tokenizer.json is written")
 
 
-def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:
+def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[Input], list[str] | None]:
     """Sentences and references: the given files, else the run's validation text."""
     task = run.pipeline.task
     if arguments.references and not arguments.sentences:

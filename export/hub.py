@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.folders import whole_folder
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.tensors import TensorFile, write_safetensors
 from keras_transformer.importing.weights import Imported, Layout, variable_at
@@ -24,7 +23,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import longest
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
-from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision
+from .artefacts import Decoding, TrainedRun, replaced, require_own_parts, require_precision
 from .hub_forms import FORMAT, Form, array_of, emitted, form_of, ids_of, resolved
 from .hub_text import beginning_of, named_ids, write_json, write_vocabularies
 
@@ -69,9 +68,7 @@ def export_huggingface(
     require_precision(FORMAT, precision)
     require_form(run)
     path = Path(folder) / FORMAT
-    if path.exists() and not (path / "config.json").is_file():
-        raise RequestError(f"expected no file at {path}, or a model to replace; received something else: remove it")
-    with whole_folder(path) as aside:
+    with replaced(path, "config.json", "a model") as aside:
         form, options, read = form_of(run.model, vocabulary_of(run))
         ids = with_own_start(run, form)
         layout = form.layout(TensorFile(aside, {}), read, ids)
@@ -89,7 +86,7 @@ def export_huggingface(
 
 
 def with_own_start(run: TrainedRun, form: Form) -> list[int]:
-    """For each id of the run the one in the folder.
+    """Maps run ids to folder ids.
 
     An imported model may begin a translation with the id that ends one. Training gives the two vectors of their own
     here, and then a translation begins with the id of pad there, which nothing else reads.
@@ -157,7 +154,7 @@ def _position_table(model: FamilyModel, layout: Layout, first: int, path: str) -
     return np.pad(array_of(embed(nothing, ops.convert_to_tensor(np.arange(count)))), ((first, 0), (0, 0)))
 
 
-def _counting(model: Any, config: Config, variable: Any) -> np.ndarray:
+def _counting(model: FamilyModel, config: Config, variable: keras.Variable) -> np.ndarray:
     """The numbers of a weight that a result depends on: no search takes the logits of control ids but the end's."""
     array, output = array_of(variable), getattr(model, "output_embedding", None)
     if output is None or variable is not output.bias:
@@ -269,7 +266,7 @@ def check_logits(run: TrainedRun, imported: Imported, form: Form, ids: Sequence[
 
 
 def ours_of(read: Sequence[int], ids: Sequence[int]) -> np.ndarray:
-    """For each id of the run, that of the model that was read again.
+    """Maps ids of the run to ids of the re-imported model.
 
     Args:
         read: for each id of the model that was read again, the one in the folder.

@@ -1,4 +1,4 @@
-"""Which architecture of Hugging Face's holds a model, and its options and tensors there.
+"""Finds the architecture of Hugging Face's that holds a model, with its options and tensors there.
 
 An architecture holds a model if the import reads its options as the model's own arguments. The import's tables of names
 and tensors are read backwards, and there are no others.
@@ -6,8 +6,9 @@ and tensors are read backwards, and there are no others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -20,6 +21,7 @@ from keras_transformer.importing.weights import Layout
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.inspection import Difference
 from keras_transformer.models.model_factory import model_config
+from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import longest
@@ -36,171 +38,160 @@ NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers
 ADDED = ("sinusoidal", "learned", "none")  # positions that a table of vectors can stand for
 
 
-class Form:
-    """An architecture of Hugging Face's, which holds some models. By default it translates."""
+# The names of our control ids, by what transformers calls them.
+CONTROL = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), CONTROL_PIECES, strict=True))
 
-    name: str  # its `model_type`
-    class_name: str  # its class in transformers
-    own_argument = "encoder_layers"  # which models of other kinds lack
-    first_position: int | None = None  # the row of the first position, of architectures with a table of positions
-    last_norm = ""  # the norm before the output, of architectures that do not multiply embeddings by a factor
-    # The ids that config.json names. At the longest translation Marian and BART force an end, unless told otherwise.
-    ids: Config = {
-        "pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END, "decoder_start_token_id": START,
-        "forced_eos_token_id": None, "is_encoder_decoder": True,
-    }  # fmt: skip
-    # The names of our control ids, by what transformers calls them; and those that stand around a text.
-    control: Config = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), CONTROL_PIECES, strict=True))
-    mask = MASK_PIECE
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """An architecture of Hugging Face's, which holds some models.
+
+    Args:
+        name: its `model_type`.
+        class_of: names its class in transformers for a model of this configuration.
+        own_argument: an argument that models of other kinds lack.
+        options: gives the options of config.json that are not ids, from the resolved configuration of a model, and for
+            each id of the run the one in the folder.
+        arguments: gives what the import reads from these options, a complete configuration; takes the model's own too.
+        layout: tells where the weights lie, see `Layout`; takes the file, the configuration, and ids as `options` does.
+        reads: tells whether the folder holds such a vocabulary.
+        first_position: the row of the first position, of architectures with a table of positions.
+        last_norm: the norm before the output, of architectures that do not multiply embeddings by a factor.
+        ids: the ids that config.json names.
+        control: the names of our control ids, by what transformers calls them.
+        mask: the name of the mask.
+        around: the names of the control ids that stand before and behind a text.
+    """
+
+    name: str
+    class_of: Callable[[Config], str]
+    own_argument: str
+    options: Callable[[Config, Sequence[int]], Config]
+    arguments: Callable[[Options, Config], Config]
+    layout: Callable[[TensorFile, Config, Sequence[int]], Layout]
+    reads: Callable[[Tokenizer | None], bool] = lambda tokenizer: True
+    first_position: int | None = None
+    last_norm: str = ""
+    ids: Config = field(default_factory=dict)
+    control: Mapping[str, str] = field(default_factory=lambda: CONTROL)
+    mask: str = MASK_PIECE
     around: tuple[list[str], list[str]] = ([], [CONTROL_PIECES[END]])
 
-    def reads(self, tokenizer: Tokenizer | None) -> bool:
-        """Whether the folder holds such a vocabulary."""
-        return True
 
-    def class_of(self, config: Config) -> str:
-        """The class in transformers for a model of this configuration."""
-        return self.class_name
+OF_TEXT: Config = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+# At the longest translation Marian and BART force an end, unless told otherwise.
+OF_TRANSLATORS: Config = {
+    **OF_TEXT, "decoder_start_token_id": START, "forced_eos_token_id": None, "is_encoder_decoder": True,
+}  # fmt: skip
 
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        """The options of config.json that are not ids, from the resolved configuration of a model.
 
-        Args:
-            config: the configuration.
-            ids: for each id of the run the one in the folder.
-        """
-        raise NotImplementedError
+def _is_sentencepiece(tokenizer: Tokenizer | None) -> bool:
+    """Whether a folder can have SentencePiece's own files."""
+    return tokenizer is not None and tokenizer.is_sentencepiece
 
-    def arguments(self, options: Options, config: Config) -> Config:
-        """What the import reads from these options, a complete configuration."""
-        raise NotImplementedError
 
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        """Where the weights lie, see `Layout`. `ids` are as in `options`."""
-        raise NotImplementedError
+def _completed(
+    complete: Callable[[Config], Config], read: Callable[[Options], Config], **own: None
+) -> Callable[[Options, Config], Config]:
+    """What completes the arguments that the import reads; the model's own hold what the options do not tell."""
+    return lambda options, config: complete({**read(options), **_taken_over(config), **own})
 
 
 def _taken_over(config: Config) -> Config:
     return {name: config[name] for name in TAKEN_OVER if name in config}
 
 
-class OfPieces(Form):
-    """An architecture whose folder has SentencePiece's own files."""
-
-    def reads(self, tokenizer: Tokenizer | None) -> bool:
-        return tokenizer is not None and tokenizer.is_sentencepiece
-
-
-class Marian(OfPieces):
-    """The paper's model with sinusoids and biases, and with vocabularies of SentencePiece."""
-
-    name, class_name = "marian", "MarianMTModel"
-
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        most = longest(config["max_source_length"])
-        sizes = {"vocab_size": config["source_vocabulary_size"] or config["vocabulary_size"]}
-        sizes["decoder_vocab_size"] = config["vocabulary_size"]
-        is_shared = config["source_vocabulary_size"] is None
-        options = bart_models.marian_options({**config, "max_source_length": most - 1})
-        return {**options, **sizes, "share_encoder_decoder_embeddings": is_shared}
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        return model_spec.complete({**bart_models.marian_arguments(options), **_taken_over(config)})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        count = config["vocabulary_size"]
-        counts = config["source_vocabulary_size"] or count, count
-        is_shared = config["source_vocabulary_size"] is None
-        return bart_models.marian_layout(file, config, is_shared, ([*range(counts[0])], [*range(count)]), counts)
+def _marian_options(config: Config, ids: Sequence[int]) -> Config:
+    most = longest(config["max_source_length"])
+    sizes = {"vocab_size": config["source_vocabulary_size"] or config["vocabulary_size"]}
+    sizes["decoder_vocab_size"] = config["vocabulary_size"]
+    is_shared = config["source_vocabulary_size"] is None
+    options = bart_models.marian_options({**config, "max_source_length": most - 1})
+    return {**options, **sizes, "share_encoder_decoder_embeddings": is_shared}
 
 
-class Bart(Form):
-    """Learned positions of encoder and decoder apart, a norm after the embedding, biases, one vocabulary."""
-
-    name, class_name, first_position = "bart", "BartForConditionalGeneration", bart_models.OFFSET
-
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return bart_models.bart_options({**config, "max_source_length": config["num_positions"] - 1})
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        one = {"source_vocabulary_size": None}
-        return model_spec.complete({**bart_models.bart_arguments(options), **_taken_over(config), **one})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        found = bart_models.bart_layout(file, config, [*ids], 1 + max(ids))
-        return found._replace(orders={"V": found.orders["V"]})  # no position is a copy there
+def _marian_layout(file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+    count = config["vocabulary_size"]
+    counts = config["source_vocabulary_size"] or count, count
+    is_shared = config["source_vocabulary_size"] is None
+    return bart_models.marian_layout(file, config, is_shared, ([*range(counts[0])], [*range(count)]), counts)
 
 
-class T5(OfPieces):
-    """Buckets of distances, RMS norms before the sub-layers, no biases, one vocabulary."""
-
-    name, class_name, last_norm = "t5", "T5ForConditionalGeneration", "decoder_stack.norm"
-
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return {**t5.t5_options(config), "scale_decoder_outputs": config["tied_output"]}
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        own = {"source_vocabulary_size": None, "tied_output": options.switch("tie_word_embeddings", True)}
-        return model_spec.complete({**t5.arguments(options), **_taken_over(config), **own})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        return t5.layout(file, config, [*ids], 1 + max(ids), is_scaled=config["tied_output"])
+def _bart_layout(file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
+    found = bart_models.bart_layout(file, config, [*ids], 1 + max(ids))
+    return found._replace(orders={"V": found.orders["V"]})  # no position is a copy there
 
 
-class Gpt2(Form):
-    """A decoder alone with norms before its sub-layers, learned positions and biases."""
+# The paper's model with sinusoids and biases, and with vocabularies of SentencePiece.
+MARIAN = Form(
+    "marian", lambda config: "MarianMTModel", "encoder_layers", _marian_options,
+    _completed(model_spec.complete, bart_models.marian_arguments), _marian_layout, _is_sentencepiece,
+    ids=OF_TRANSLATORS,
+)  # fmt: skip
+# Learned positions of encoder and decoder apart, a norm after the embedding, biases, one vocabulary.
+BART = Form(
+    "bart", lambda config: "BartForConditionalGeneration", "encoder_layers",
+    lambda config, ids: bart_models.bart_options({**config, "max_source_length": config["num_positions"] - 1}),
+    _completed(model_spec.complete, bart_models.bart_arguments, source_vocabulary_size=None), _bart_layout,
+    first_position=bart_models.OFFSET, ids=OF_TRANSLATORS,
+)  # fmt: skip
+# Buckets of distances, RMS norms before the sub-layers, no biases, one vocabulary.
+T5 = Form(
+    "t5", lambda config: "T5ForConditionalGeneration", "encoder_layers",
+    lambda config, ids: {**t5.t5_options(config), "scale_decoder_outputs": config["tied_output"]},
+    _completed(
+        model_spec.complete,
+        lambda options: {**t5.arguments(options), "tied_output": options.switch("tie_word_embeddings", True)},
+        source_vocabulary_size=None,
+    ),
+    lambda file, config, ids: t5.layout(file, config, [*ids], 1 + max(ids), is_scaled=config["tied_output"]),
+    _is_sentencepiece, last_norm="decoder_stack.norm", ids=OF_TRANSLATORS,
+)  # fmt: skip
+# A decoder alone with norms before its sub-layers, learned positions and biases.
+GPT2 = Form(
+    "gpt2", lambda config: "GPT2LMHeadModel", "context_length",
+    lambda config, ids: causal_models.gpt2_options(config),
+    _completed(causal_models.complete_language_model, causal_models.gpt2_arguments),
+    lambda file, config, ids: causal_models.gpt2_layout(file, config, [*ids], 1 + max(ids)),
+    first_position=0, last_norm="stack.norm", ids=OF_TEXT, around=([CONTROL_PIECES[START]], []),
+)  # fmt: skip
+# A decoder alone with RMS norms, rotary positions and gated networks, without biases.
+LLAMA = replace(
+    GPT2, name="llama", class_of=lambda config: "LlamaForCausalLM", first_position=None,
+    options=lambda config, ids: causal_models.llama_options(config),
+    arguments=_completed(causal_models.complete_language_model, causal_models.llama_arguments),
+    layout=lambda file, config, ids: causal_models.llama_layout(file, config, [*ids], 1 + max(ids)),
+)  # fmt: skip
+# A Vision Transformer with labels.
+VIT = Form(
+    "vit", lambda config: "ViTForImageClassification", "image_size", lambda config, ids: vit.vit_options(config),
+    lambda options, config: vit.complete(
+        {**vit.arguments(options, config.get("num_labels") or 0), **_taken_over(config)}
+    ),
+    lambda file, config, ids: vit.layout(config, has_biases=True), first_position=0,
+)  # fmt: skip
 
-    name, class_name, last_norm = "gpt2", "GPT2LMHeadModel", "stack.norm"
-    first_position: int | None = 0
-    own_argument, ids = "context_length", {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
-    around = ([CONTROL_PIECES[START]], [])
 
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return causal_models.gpt2_options(config)
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        return causal_models.complete_language_model({**causal_models.gpt2_arguments(options), **_taken_over(config)})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        return causal_models.gpt2_layout(file, config, [*ids], 1 + max(ids))
-
-
-class Llama(Gpt2):
-    """A decoder alone with RMS norms, rotary positions and gated networks, without biases."""
-
-    name, class_name, first_position = "llama", "LlamaForCausalLM", None
-
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return causal_models.llama_options(config)
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        return causal_models.complete_language_model({**causal_models.llama_arguments(options), **_taken_over(config)})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        return causal_models.llama_layout(file, config, [*ids], 1 + max(ids))
-
-
-class Bert(Form):
-    """An encoder with learned positions, a norm after the embedding, biases, and a head for labels or masked tokens.
+class _Bert(NamedTuple):
+    """BERT or one of its kind: an encoder with learned positions, a norm after the embedding, and biases.
 
     Args:
-        has_head: False for a model that makes vectors alone.
+        architecture: what the import knows of it.
+        name: see `Form`.
+        class_name: its class in transformers, without the name of the head.
+        has_head: whether it has a head for labels or masked tokens; else it makes vectors alone.
+        is_roberta: whether it has RoBERTa's special tokens.
     """
 
-    name, class_name, first_position = "bert", "Bert", 0
-    own_argument = "context_length"
-    ids: Config = {"pad_token_id": PAD}
-    control = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False))
-    mask = bert_models.SPECIAL[-1]
-    around = (["[CLS]"], ["[SEP]"])
-    architecture = bert_models.BERT
+    architecture: bert_models.Architecture
+    name: str
+    class_name: str
+    has_head: bool = True
+    is_roberta: bool = False
 
-    def __init__(self, has_head: bool = True):
-        self.has_head = has_head
-        self.last_norm = "head_layer.norm" if has_head else ""
-
-    def reads(self, tokenizer: Tokenizer | None) -> bool:
-        return not _is_of_roberta(tokenizer)
+    def _first(self, pad: int) -> int:
+        """Returns the row of the first position."""
+        return 1 + pad if self.architecture.counts_pad else 0
 
     def class_of(self, config: Config) -> str:
         head = "ForSequenceClassification" if config["num_labels"] else "ForMaskedLM" if self.has_head else "Model"
@@ -208,18 +199,17 @@ class Bert(Form):
 
     def options(self, config: Config, ids: Sequence[int]) -> Config:
         segments = {"type_vocab_size": self.architecture.num_segments} if self.architecture.num_segments else {}
-        options = bert_models.bert_options(self.architecture, config, self._first(ids[PAD]))
-        return {**options, **segments, "pad_token_id": ids[PAD]}
+        found = bert_models.bert_options(self.architecture, config, self._first(ids[PAD]))
+        return {**found, **segments, "pad_token_id": ids[PAD]}
 
     def arguments(self, options: Options, config: Config) -> Config:
-        num_labels, first = config.get("num_labels") or 0, self._first(options.size("pad_token_id"))
-        fills = self.has_head and not num_labels
-        arguments = bert_models.arguments(self.architecture, options, num_labels, fills, first)
-        return bert_models.complete({**arguments, **_taken_over(config)})
+        num_labels = config.get("num_labels") or 0
+        own = num_labels, self.has_head and not num_labels, self._first(options.size("pad_token_id"))
+        return bert_models.complete({**bert_models.arguments(self.architecture, options, *own), **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        first, prefix = self._first(ids[PAD]), self.architecture.prefix
-        sizes = 1 + max(ids), (first, first + config["context_length"]), self.architecture.num_segments
+        start, prefix = self._first(ids[PAD]), self.architecture.prefix
+        sizes = 1 + max(ids), (start, start + config["context_length"]), self.architecture.num_segments
         found = bert_models.layout(self.architecture, file, config, [*ids], *sizes)
         if self.has_head:
             return found
@@ -227,25 +217,18 @@ class Bert(Form):
         table = [one._replace(theirs=name, added=added) for one, (name, added) in zip(found.table, names, strict=True)]
         return found._replace(table=table)
 
-    def _first(self, pad: int) -> int:
-        """The row of the first position."""
-        return 1 + pad if self.architecture.counts_pad else 0
-
-
-class Roberta(Bert):
-    """BERT with RoBERTa's special tokens, whose rows of positions begin behind the id of pad."""
-
-    name, class_name, architecture = "roberta", "Roberta", bert_models.ROBERTA
-    ids: Config = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
-
-    def reads(self, tokenizer: Tokenizer | None) -> bool:
-        return _is_of_roberta(tokenizer)
-
-
-class DistilBert(Bert):
-    """BERT without segments, and with a ReLU in the layer before labels. Without labels BERT holds it too."""
-
-    name, class_name, architecture = "distilbert", "DistilBert", bert_models.DISTILBERT
+    def form(self) -> Form:
+        """Returns the architecture's record."""
+        return Form(
+            self.name, self.class_of, "context_length", self.options, self.arguments, self.layout,
+            lambda tokenizer: _is_of_roberta(tokenizer) == self.is_roberta,
+            first_position=0,
+            last_norm="head_layer.norm" if self.has_head else "",
+            ids=OF_TEXT if self.is_roberta else {"pad_token_id": PAD},
+            control=dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False)),
+            mask=bert_models.SPECIAL[-1],
+            around=(["[CLS]"], ["[SEP]"]),
+        )  # fmt: skip
 
 
 def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
@@ -256,27 +239,13 @@ def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
     return first == [*bert_models.ROBERTA_SPECIAL[: END + 1]]
 
 
-class Vit(Form):
-    """A Vision Transformer with labels."""
-
-    name, class_name, own_argument, first_position = "vit", "ViTForImageClassification", "image_size", 0
-    ids: Config = {}
-
-    def options(self, config: Config, ids: Sequence[int]) -> Config:
-        return vit.vit_options(config)
-
-    def arguments(self, options: Options, config: Config) -> Config:
-        arguments = vit.arguments(options, config.get("num_labels") or 0)
-        return vit.complete({**arguments, **_taken_over(config)})
-
-    def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
-        return vit.layout(config, has_biases=True)
-
-
-# The first that holds a model is written.
+# The first that holds a model is written. RoBERTa's rows of positions begin behind the id of pad; DistilBERT has no
+# segments, and a ReLU in the layer before labels: without labels BERT holds it too.
 FORMS: tuple[Form, ...] = (
-    Marian(), Bart(), T5(), Gpt2(), Llama(), Bert(), Bert(has_head=False), Roberta(), Roberta(has_head=False),
-    DistilBert(), Vit(),
+    MARIAN, BART, T5, GPT2, LLAMA,
+    *(_Bert(bert_models.BERT, "bert", "Bert", has_head).form() for has_head in (True, False)),
+    *(_Bert(bert_models.ROBERTA, "roberta", "Roberta", has_head, is_roberta=True).form() for has_head in (True, False)),
+    _Bert(bert_models.DISTILBERT, "distilbert", "DistilBert").form(), VIT,
 )  # fmt: skip
 
 
@@ -330,7 +299,7 @@ def form_of(model: FamilyModel, tokenizer: Tokenizer | None) -> tuple[Form, Conf
     )
 
 
-def _num_positions(model: Any, config: Config) -> int:
+def _num_positions(model: FamilyModel, config: Config) -> int:
     """The positions that a translator needs. The last vectors of an imported table are copies of the one before."""
     most, count = config["max_source_length"], longest(config["max_source_length"])
     if config["positions"]["name"] != "learned":
@@ -379,7 +348,7 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
     return found
 
 
-def array_of(values: object) -> np.ndarray:
+def array_of(values: Tensor) -> np.ndarray:
     """Numbers in float32."""
     return np.asarray(ops.convert_to_numpy(values), "float32")
 

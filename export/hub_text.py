@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.bert_models import LONGEST, MODULES
@@ -19,6 +19,8 @@ from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, ST
 from .artefacts import TrainedRun
 from .hub_forms import FORMAT, Form
 
+# A message of SentencePiece, which has no types, or a part of one.
+Message: TypeAlias = Any
 MARIAN_FILES = ("source.spm", "target.spm")
 POOLING = "1_Pooling"
 
@@ -203,7 +205,7 @@ def _added(id: int, content: str, is_special: bool = False, follows_space: bool 
     }  # fmt: skip
 
 
-def _normalizers(rules: Any) -> Iterator[Config]:
+def _normalizers(rules: Message) -> Iterator[Config]:
     """What becomes of a line before it is cut; the spaces of text that is kept as it is stay."""
 
     def replaced(pattern: str, content: str) -> Config:
@@ -217,7 +219,7 @@ def _normalizers(rules: Any) -> Iterator[Config]:
         yield replaced("^ | $", "")
 
 
-def _decoders(rules: Any) -> Iterator[Config]:
+def _decoders(rules: Message) -> Iterator[Config]:
     yield {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     yield {"type": "ByteFallback"}
     yield {"type": "Fuse"}
@@ -239,7 +241,7 @@ def _template(names: Sequence[str], before: Sequence[str], after: Sequence[str])
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
-def _model(tokenizer: Tokenizer, proto: Any, types: Any, names: Sequence[str]) -> Config:
+def _model(tokenizer: Tokenizer, proto: Message, types: Message, names: Sequence[str]) -> Config:
     """The pieces: with their scores, or of BPE with what is merged, the best first."""
     unknown = next(id for id, piece in enumerate(proto.pieces) if piece.type == types.UNKNOWN)
     if tokenizer.model_type == "unigram":

@@ -1,4 +1,4 @@
-"""SavedModel: strings in, strings out, for TensorFlow Serving and `tf.saved_model.load`."""
+"""Writes SavedModels, strings in and strings out, for TensorFlow Serving and `tf.saved_model.load`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.checking.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
-from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.core.folders import whole_folder
+from keras_transformer.core.errors import JobError
 from keras_transformer.core.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import UNKNOWN
 
-from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
+from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, replaced, require_precision, stem
 from .word_pieces import WordPieces, read_by
+
+if TYPE_CHECKING:
+    from tensorflow_text import SentencepieceTokenizer
 
 
 def export_saved_model(
@@ -49,11 +51,7 @@ def export_saved_model(
     signature = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
     module = _text_module(signature) if signature.text_stem else _ids_module(signature)
     path = Path(folder) / stem("saved_model", precision)
-    if path.exists() and not (path / "saved_model.pb").is_file():
-        raise RequestError(
-            f"expected no file at {path}, or a SavedModel to replace; received something else: remove it"
-        )
-    with whole_folder(path) as aside:
+    with replaced(path, "saved_model.pb", "a SavedModel") as aside:
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
@@ -62,7 +60,7 @@ def export_saved_model(
     return [path]
 
 
-def _save(module: Any, aside: Path, path: Path) -> None:
+def _save(module: tf.Module, aside: Path, path: Path) -> None:
     """Writes the SavedModel to `aside`, from where it will move to `path`."""
     module.__call__ = module.functions["serving_default"]  # so what is loaded is callable itself
     try:
@@ -73,14 +71,14 @@ def _save(module: Any, aside: Path, path: Path) -> None:
         ) from error
 
 
-def _module(signature: Signature) -> Any:
+def _module(signature: Signature) -> tf.Module:
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
     module.weights = [variable.value for variable in signature.model.weights]
     return module
 
 
-def _ids_module(signature: Signature) -> Any:
+def _ids_module(signature: Signature) -> tf.Module:
     """A `tf.Module` with its one signature."""
     module = _module(signature)
     answer = tf.function(signature.named, input_signature=[signature.spec()], autograph=False)
@@ -88,7 +86,7 @@ def _ids_module(signature: Signature) -> Any:
     return module
 
 
-def _text_module(signature: Signature) -> Any:
+def _text_module(signature: Signature) -> tf.Module:
     """A `tf.Module` with its signatures, a function for each name."""
     library, module = import_optional("tensorflow_text"), _module(signature)
     reads = [*map(read_by, signature.pipeline.tokenizers)]
@@ -99,11 +97,11 @@ def _text_module(signature: Signature) -> Any:
     ]
     texts = partial(texts_of, target, signature.is_one_line)
 
-    def read(text: Tensor) -> Any:
+    def read(text: Tensor) -> tf.RaggedTensor:
         pieces = pieces_in(source, text, cleaning)
         return of_words(pieces, reads[0]) if isinstance(reads[0], WordPieces) else pieces
 
-    def traced(function: Callable[..., Outputs]) -> Any:
+    def traced(function: Callable[..., Outputs]) -> Callable[[Tensor], Outputs]:
         def answer(text: Tensor) -> Outputs:
             return function(read(text), texts)
 
@@ -124,7 +122,7 @@ def resource_name(model: bytes) -> str:
     return f"vocabulary_{hashlib.sha256(model).hexdigest()}"
 
 
-def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> Any:
+def pieces_in(tokenizer: SentencepieceTokenizer, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> tf.RaggedTensor:
     """Strings (B,) → ragged ids (B, pieces)."""
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     for pattern, by in cleaning:
@@ -132,7 +130,7 @@ def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]])
     return tokenizer.tokenize(text)
 
 
-def of_words(pieces: Any, read: WordPieces) -> Any:
+def of_words(pieces: tf.RaggedTensor, read: WordPieces) -> tf.RaggedTensor:
     """SentencePiece's ragged pieces (B, pieces) → our ragged ids (B, ids), one for an unknown word."""
     flat = pieces.flat_values
     begins, lengths = tf.gather(read.begins, flat), tf.gather(read.lengths, flat)
@@ -143,7 +141,7 @@ def of_words(pieces: Any, read: WordPieces) -> Any:
     return tf.ragged.boolean_mask(pieces.with_flat_values(ids), pieces.with_flat_values(begins | ~is_unknown))
 
 
-def texts_of(tokenizer: Any, is_one_line: bool, ids: Tensor) -> Tensor:
+def texts_of(tokenizer: SentencepieceTokenizer, is_one_line: bool, ids: Tensor) -> Tensor:
     """Ids (B, L) → strings (B,)."""
     texts = tokenizer.detokenize(pieces_of(ids))
     return tf.strings.strip(tf.strings.regex_replace(texts, LINE_BREAKS, " ")) if is_one_line else texts

@@ -1,4 +1,4 @@
-"""TFLite: a model of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
+"""Writes TFLite files: a model of ids, with LiteRT's own operators, and one of text, with tensorflow-text's.
 
 LiteRT cannot clean text as the other formats do: it drops a NUL, and it translates a blank line if SentencePiece keeps
 its characters, such as U+00AD or a no-break space.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from keras import ops
@@ -25,7 +25,6 @@ from keras_transformer.core.lazy import tf
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -107,8 +106,8 @@ def require_size(model: FamilyModel, precision: str) -> None:
         )
 
 
-def _modules(signature: Signature) -> Config:
-    """What is written, by the stem of its file."""
+def _modules(signature: Signature) -> dict[str, tf.Module]:
+    """Makes what is written, by the stem of its file."""
     if not signature.text_stem:
         return {signature.ids_stem: _ids_module(signature)}
     if reason := _reason_against_text(*signature.pipeline.tokenizers):
@@ -118,7 +117,7 @@ def _modules(signature: Signature) -> Config:
 
 
 def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
-    """Why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
+    """Says why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
     if not source.is_sentencepiece:
         return "LiteRT has no operator for WordPiece"
     if others := {source.model_type, target.model_type} - {"unigram"}:
@@ -134,7 +133,7 @@ def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
 
 
 def _misread(tokenizer: Tokenizer) -> str:
-    """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike."""
+    """Says which odd text LiteRT's tokenizer reads otherwise than SentencePiece; "" if none."""
     texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]
     library = import_optional("tensorflow_text").FastSentencepieceTokenizer(tokenizer.model)
     for text, ids in zip(texts, library.tokenize(tf.constant(texts)).to_list(), strict=True):
@@ -143,7 +142,7 @@ def _misread(tokenizer: Tokenizer) -> str:
     return ""
 
 
-def _with_int8_embeddings(model: FamilyModel) -> Any:
+def _with_int8_embeddings(model: FamilyModel) -> FamilyModel:
     require_own_parts(model, "tflite", "int8")
     twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
@@ -153,7 +152,7 @@ def _with_int8_embeddings(model: FamilyModel) -> Any:
     return twin
 
 
-def _ids_module(signature: Signature) -> Any:
+def _ids_module(signature: Signature) -> tf.Module:
     def answer(ids: Tensor) -> Outputs:
         count = tf.shape(ids)[0]
         # LiteRT fails on an empty batch and on rows of no ids: a row is added, which no answer has.
@@ -163,7 +162,7 @@ def _ids_module(signature: Signature) -> Any:
     return _module(signature, answer, signature.spec())
 
 
-def _text_module(signature: Signature) -> Any:
+def _text_module(signature: Signature) -> tf.Module:
     library = import_optional("tensorflow_text")
     read, written = signature.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
@@ -175,7 +174,7 @@ def _text_module(signature: Signature) -> Any:
     return _module(signature, answer, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
+def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: tf.TensorSpec) -> tf.Module:
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
     module.weights = [variable.value for variable in signature.model.weights]
@@ -183,7 +182,7 @@ def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: An
     return module
 
 
-def _convert(module: Any, signature: str, precision: str, takes_text: bool, path: Path) -> None:
+def _convert(module: tf.Module, signature: str, precision: str, takes_text: bool, path: Path) -> None:
     """Writes the file of a signature; a large model is converted in a process of its own, whose memory is given back.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From a SavedModel to a TFLite file, as a function, and as a program that gives its memory back when it ends.
+"""Converts a SavedModel to a TFLite file, as a function, and as a program that gives its memory back when it ends.
 
 The program imports nothing of this project: `tflite_converter.py FOLDER SIGNATURE PRECISION TAKES_TEXT FILE`.
 """

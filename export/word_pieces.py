@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from keras_transformer.spec.options import Config
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 PRIVATE = [*map(chr, range(0xE000, 0xF900))]  # characters that no vocabulary has
 SEPARATOR = " 0 "  # between characters whose images are asked for at once: no character becomes it
@@ -64,7 +67,7 @@ class WordPieces(NamedTuple):
 
 
 def reason_against_text(tokenizer: Tokenizer) -> str:
-    """Why no runtime reads text as a vocabulary does; "" if one does."""
+    """Says why no runtime reads text as a vocabulary does; "" if one does."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return ""
     content = json.loads(tokenizer.library.to_str())
@@ -90,7 +93,7 @@ def read_by(tokenizer: Tokenizer) -> Pieces | WordPieces:
 
 @cache
 def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
-    """What reads text as WordPiece does."""
+    """Makes what reads text as WordPiece does."""
     content = json.loads(tokenizer.library.to_str())
     model, images = content["model"], _images(tokenizer.library)
     alphabet = {*"".join(model["vocab"])}
@@ -119,8 +122,8 @@ def word_pieces(tokenizer: HuggingFaceTokenizer) -> WordPieces:
     return WordPieces(_model(pieces, rules), cleaning, ids.astype("int32"), begins, lengths, longest)
 
 
-def _images(library: Any) -> dict[str, str]:
-    """What each character becomes within a word, with a space where it ends the word."""
+def _images(library: tokenizers.Tokenizer) -> dict[str, str]:
+    """Maps each character to what it becomes within a word, with a space where it ends the word."""
     characters = [*map(chr, chain(*CHARACTERS))]
     images: dict[str, str] = {}
     for first in range(0, len(characters), AT_ONCE):
@@ -131,7 +134,7 @@ def _images(library: Any) -> dict[str, str]:
     return images
 
 
-def _model(pieces: Config, rules: dict[str, str]) -> bytes:
+def _model(pieces: Iterable[str], rules: dict[str, str]) -> bytes:
     specification: Any = sentencepiece_model_pb2
     proto, types = specification.ModelProto(), specification.ModelProto.SentencePiece
     proto.pieces.add(piece="<unk>", type=types.UNKNOWN)

@@ -2,7 +2,7 @@
 
 `ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
-an exporter's recorder writes them down as the nodes of a graph.
+an exporter's tracer writes them down as the nodes of a graph.
 
 An `overridable` function has one plain meaning. A back end may compute it in another way with the same result: its
 `overrides` are such functions, by their names.
@@ -149,7 +149,7 @@ class _Numpy:
     @staticmethod
     def where(condition: np.ndarray, values: Tensor, others: Tensor) -> np.ndarray:
         """Chooses as Keras does, where two Python floats give float32."""
-        chosen: np.ndarray = np.where(condition, values, others)
+        chosen = np.asarray(np.where(condition, values, others))
         return chosen.astype("float32") if chosen.dtype == np.float64 else chosen
 
     @staticmethod

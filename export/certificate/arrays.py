@@ -1,8 +1,8 @@
-"""What encoders give: labels, pieces or items with their probabilities, and vectors."""
+"""Compares what encoders give: labels, pieces or items with their probabilities, and vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact
-from .expected import Compared, Expected, Row
+from .expected import Compared, Expected, Input, Row
 
 
 class ExpectedArrays(Expected):
@@ -38,7 +38,7 @@ class ExpectedArrays(Expected):
         signature: type[Signature],
         texts: Texts,
         seen: Sequence[Seen],
-        inputs: Sequence[object],
+        inputs: Sequence[Input],
         names: Sequence[str] = (),
         first: int = 0,
         tokenizer: Tokenizer | None = None,
@@ -48,8 +48,8 @@ class ExpectedArrays(Expected):
         self.seen, self.given, self.names, self.first, self.tokenizer = seen, inputs, names, first, tokenizer
         self.tokenizers, self.context = [tokenizer] if tokenizer else [], context
 
-    def inputs(self, artefact: Artefact) -> list[Any]:
-        if self.tokenizer is None or artefact.takes != "text":
+    def inputs(self, artefact: Artefact) -> list[Input]:
+        if self.tokenizer is None or artefact.interface != "text":
             return list(self.given)
         return [text if artefact.takes_bytes else valid(text) for text in self.texts]
 
@@ -93,13 +93,13 @@ class ExpectedArrays(Expected):
     def _compared(self, place: int, row: Row) -> Compared:
         seen, name = self.seen[place], self.texts.name(place)
         listed = self._listed(row, len(seen.rankings), name)
-        gaps, losses = [0.0], [0.0]
+        errors, regrets = [0.0], [0.0]
         for ranking, (choices, probabilities) in zip(seen.rankings, listed, strict=False):
             own = [*ranking.probabilities.values()][: len(choices)]
             # By choice, and by rank: neither other choices nor another order go unseen.
-            gaps += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
-            gaps += np.abs(np.subtract(own, probabilities[: len(own)])).tolist()
-            losses.append(ranking.loss(choices[0]))
+            errors += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
+            errors += np.abs(np.subtract(own, probabilities[: len(own)])).tolist()
+            regrets.append(ranking.loss(choices[0]))
         best = [choices[0] for choices, _ in listed]
         if "label" in row:
             [(labels, probabilities)] = listed
@@ -113,12 +113,12 @@ class ExpectedArrays(Expected):
             place=place,
             answer=self._named(best),
             is_same=best == [ranking.best for ranking in seen.rankings][: len(best)],
-            gap=max(gaps),
-            loss=max(losses),
+            score_error=max(errors),
+            regret=max(regrets),
             vector=distance(row["vector"], seen.vector),
         )
 
-    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[Any], list[float]]]:
+    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[str] | list[int], list[float]]]:
         """The choices of an artefact and their probabilities, the likeliest first; for each place if there are many."""
         if "probabilities" not in row:
             return []
@@ -141,7 +141,7 @@ class ExpectedArrays(Expected):
             raise BrokenArtefact(f"{name}: it gave the id {id}, which is no item")
         return self.names[id - self.first]
 
-    def _named(self, choices: Any) -> str:
+    def _named(self, choices: Iterable[Any]) -> str:
         choices = list(choices)
         if choices and not isinstance(choices[0], str) and self.tokenizer:
             choices = self.tokenizer.pieces(choices)
@@ -161,24 +161,8 @@ def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts
     return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer, context)
 
 
-def stored_arrays(
-    signature: type[Signature],
-    texts: Sequence[object],
-    num_probes: int,
-    stored: Sequence[Config],
-    names: Sequence[str],
-    first: int,
-    tokenizer: Tokenizer | None,
-    context: int,
-) -> ExpectedArrays:
-    """What a certificate keeps of an encoder, where the model is not there.
-
-    Args:
-        signature, names, first, tokenizer, context: as for `ExpectedArrays`.
-        texts: as they were given to the model.
-        num_probes: how many of them are probes.
-        stored: what `ExpectedArrays.stored` gave.
-    """
+def restored(stored: Sequence[Config], texts: Sequence[Input]) -> tuple[list[Seen], list[Input]]:
+    """Reads what `ExpectedArrays.stored` gave for texts: what the model gave, and what an artefact of ids is given."""
     seen = [
         Seen(
             [
@@ -189,8 +173,6 @@ def stored_arrays(
         )
         for one in stored
     ]
-    inputs = [
+    return seen, [
         text.tolist() if isinstance(text, np.ndarray) else one["ids"] for text, one in zip(texts, stored, strict=True)
     ]
-    asked = Texts([], texts[:num_probes], texts[num_probes:])
-    return ExpectedArrays(signature, asked, seen, inputs, names, first, tokenizer, context)

@@ -6,11 +6,11 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,13 +32,12 @@ from keras_transformer.text.huggingface_tokenizer import load_tokenizer
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import LOOPED, Artefact, BrokenArtefact, TrainedRun, artefacts_in, signature_of
-from .arrays import expected_arrays, stored_arrays
+from .arrays import ExpectedArrays, expected_arrays, restored
 from .contents import check_metadata, contents_of
 from .execution import device_notes, run_artefact, task_of
-from .expected import Expected
+from .expected import Expected, Input
 from .judgement import judge
-from .report import Certificate, Entry, Machine
-from .rules import rule_of
+from .report import Certificate, Entry, Machine, rule_of
 from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
@@ -65,7 +64,7 @@ RANKED = list_of(having(text=TEXTS, ids=IDS, rankings=RANKINGS, vector=list_of(f
 
 
 def stored(expected: Sequence[Expected]) -> Config:
-    """What certificate.json keeps: of each search what the model gave for the probes and for some texts."""
+    """Returns what certificate.json keeps: of each search what the model gave for the probes and for some texts."""
     texts = expected[0].texts
     # What is no text, such as images, is not kept: its probes are made again.
     num_kept = 0 if isinstance(texts[0], np.ndarray) else min(NUM_STORED, len(texts) - texts.first_given)
@@ -137,7 +136,7 @@ class KeptCertificate:
                 f"expected an export, or a file of one; found no certificate.json at {folder}: copy it from where the "
                 "export comes from, or export again"
             )
-        try:
+        with self._reading():
             self.content = read_json(self.path, KEPT, MAX_BYTES)
             self.about: dict[str, str] = self.content["run"]
             self.names = [entry["name"] for entry in self.content["entries"]]
@@ -150,10 +149,6 @@ class KeptCertificate:
             self.config = parse_json(self.about["model"], having(**sizes))
             foreign = RunFolder(folder).foreign_tokenizer
             self.signature = signature_of(task, self.about, [load_tokenizer(foreign)] if foreign.is_file() else [])
-        except RequestError:
-            raise
-        except ValueError as error:
-            raise self._damaged(error) from None
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -164,23 +159,19 @@ class KeptCertificate:
         return source or None, target or None
 
     def expected(self) -> dict[Decoding, Expected]:
-        """What the model gave for the texts that the certificate keeps, by the search.
+        """Returns what the model gave for the texts that the certificate keeps, by the search.
 
         Raises:
             RequestError: the certificate keeps none, or is damaged; or a vocabulary is missing.
         """
         if not self.content.get("stored"):
             raise RequestError(f"{self.path} keeps nothing of the model: give the run too, or export again")
-        try:
+        with self._reading():
             kept = self.content["stored"]
             found = {Decoding(**one["decoding"]): self._restored(kept["num_probes"], one) for one in kept["searches"]}
             if not all(len(one.texts) for one in found.values()):
                 raise ValueError("it keeps no answers")
             return found
-        except RequestError:
-            raise
-        except ValueError as error:
-            raise self._damaged(error) from None
 
     def _restored(self, num_probes: int, kept: Config) -> Expected:
         signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
@@ -190,16 +181,23 @@ class KeptCertificate:
         if signature.text_stem or folder.foreign_tokenizer.is_file():
             sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
             tokenizers = read_tokenizers(folder, *sizes)
+        texts = Texts([], given[:num_probes], given[num_probes:])
         if issubclass(signature, Searching):
             model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config, self.beginning)
-            texts = Texts([], given[:num_probes], given[num_probes:])
             return ExpectedSearch(signature, texts, model, Decoding(**kept["decoding"]))
         first, context = (self.config.get(name, 0) for name in ("num_control_ids", "context_length"))
         names, tokenizer = signature.names_in(folder, self.about), next(iter(tokenizers), None)
-        return stored_arrays(signature, given, num_probes, stored, names, first, tokenizer, context)
+        return ExpectedArrays(signature, texts, *restored(stored, given), names, first, tokenizer, context)
 
-    def _damaged(self, error: ValueError) -> RequestError:
-        return RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again")
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it what is wrong with the content raises RequestError."""
+        try:
+            yield
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise RequestError(f"{self.path} is damaged: {str(error)[:150]}; export again") from None
 
 
 def certify(
@@ -207,7 +205,7 @@ def certify(
     folder: str | os.PathLike[str],
     artefacts: Sequence[Artefact],
     decoding: Decoding,
-    sentences: Sequence[str],
+    sentences: Sequence[Input],
     references: Sequence[str] | None = None,
     threads: int = 1,
 ) -> Certificate:
@@ -243,7 +241,7 @@ def certify(
 
 
 def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[Config]:
-    """By what ONNX graphs of a translator check themselves where they run; other models are not loaded from exports."""
+    """Chooses the probes by which ONNX graphs of a translator check themselves; other exports are not loaded here."""
     if "encoder" not in run.signature.halves or not isinstance(expected, ExpectedSearch):
         return []
     probes = expected.probes(range(expected.texts.first_given, len(expected.texts)))
@@ -279,7 +277,7 @@ def kept_at(path: str | os.PathLike[str]) -> tuple[KeptCertificate, list[Artefac
     kept = KeptCertificate(next((one for one in (path, *path.parents[:2]) if (one / CERTIFICATE).is_file()), path))
     there = {one.name_in(kept.folder): one for one in artefacts_in(kept.folder)}
     if "encoder" in kept.signature.halves:  # whose step says nothing without it
-        there = {name: one for name, one in there.items() if one.takes != "step"}
+        there = {name: one for name, one in there.items() if one.interface != "step"}
     chosen = [one for one in there.values() if any(file.is_relative_to(path) for file in one.paths)]
     if not chosen:
         raise RequestError(f"expected an artefact at {path}; {kept.folder} has {', '.join(there) or 'none'}")
@@ -303,8 +301,8 @@ def compared(
     return Certificate(entries, run=about, versions=versions, machine=machine, bleu_signature="")
 
 
-def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] | None]:
-    """What the exports of a run folder are certified on, and references if it is one of a translator.
+def validation_text(run: str | os.PathLike[str]) -> tuple[list[Input], list[str] | None]:
+    """Returns what the exports of a run folder are certified on, and references if it is one of a translator.
 
     Raises:
         RequestError: the run has none.
@@ -313,7 +311,7 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] |
     return task_registry.TASKS[task_registry.task_of(config)].signature(config).validation(folder, config)
 
 
-def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
+def check_text(sentences: Sequence[Input], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
     """Raises RequestError unless artefacts of these precisions can be certified on this text."""
     if not sentences:
         raise RequestError("expected at least one sentence to certify on; received none")
@@ -327,7 +325,7 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
 
 
 def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: Sequence[str] | None) -> Expected:
-    """What a run's model gives, if it searches so."""
+    """Asks a run's model for its answers, if it searches so."""
     if not issubclass(run.signature, Searching):
         return expected_arrays(run.signature, run.pipeline, texts)
     answers = run.signature.searched(run.pipeline, texts, decoding)
@@ -337,11 +335,11 @@ def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: S
 def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int, about: dict[str, str]) -> Entry:
     """Runs one artefact and judges its answers."""
     name, rule = artefact.name_in(folder), rule_of(expected.unit, artefact.precision, expected.references is not None)
-    if artefact.takes in LOOPED:
+    if artefact.interface in LOOPED:
         rule += "; compared with the model's greedy search"
     if artefact.format == "ctranslate2":
         rule += "; CTranslate2's hypotheses are ranked by the model's length penalty, and scored by all probabilities"
-    entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, rule)
+    entry = Entry(name, artefact.format, artefact.interface, artefact.precision, False, rule)
     say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))
@@ -367,7 +365,7 @@ def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int
 
 
 def broken_entry(entry: Entry, broken: BrokenArtefact) -> Entry:
-    """The entry of an artefact that did not run. A float16 ONNX graph holds if it is valid and only lacks a GPU."""
+    """Returns the entry of an artefact that did not run. A float16 ONNX graph holds if it only lacks a GPU."""
     entry = replace(entry, reason=str(broken))
     lacks_operators = broken.had_no_gpu and "NOT_IMPLEMENTED" in entry.reason
     if entry.format == "onnx" and entry.precision == "float16" and lacks_operators:

@@ -1,4 +1,4 @@
-"""What an artefact is made of, read from its files without running it: bytes, operators, versions of operator sets."""
+"""Reads what an artefact is made of without running it: bytes, operators, versions of operator sets."""
 
 from __future__ import annotations
 

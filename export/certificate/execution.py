@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS
 from keras_transformer.checking.signatures import Output, Searching, Signature
@@ -37,7 +38,7 @@ def may_use_gpu(artefact: Artefact) -> bool:
 
 
 def device_notes(artefact: Artefact, device: str, log: str) -> Iterator[str]:
-    """What a reader must know about the device that an artefact ran on.
+    """Says what a reader must know about the device that an artefact ran on.
 
     Args:
         artefact: what ran; nothing is noted if it may not use a GPU.
@@ -57,7 +58,7 @@ def device_notes(artefact: Artefact, device: str, log: str) -> Iterator[str]:
 
 
 def why_no_gpu(log: str) -> str:
-    """The line in which ONNX Runtime says why it does not use CUDA, without time and place; "" if there is none."""
+    """Finds the line in which ONNX Runtime says why it does not use CUDA, without its time; "" if there is none."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log)  # without a terminal's colours
     failed = r"\[[EW]:onnxruntime:[^]]*\] (?=.*Failed to (?:load|create).*CUDA)|^EP Error "
     found = re.search(f"(?:{failed})(.*)", plain, re.MULTILINE | re.IGNORECASE)
@@ -72,7 +73,7 @@ class Execution(NamedTuple):
 
 
 def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Path | None = None) -> Task:
-    """The runner's task.
+    """Returns the runner's task.
 
     Args:
         artefact: what runs.
@@ -86,8 +87,8 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
     return {
         "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
-        "takes": artefact.takes,
-        "input": "text" if artefact.takes == "text" and expected.signature.text_stem else expected.signature.takes,
+        "takes": artefact.interface,
+        "input": "text" if artefact.interface == "text" and expected.signature.text_stem else expected.signature.takes,
         "gpu": may_use_gpu(artefact),
         "threads": threads,
         "texts": inputs,
@@ -185,9 +186,9 @@ def check_outputs(expected: Expected, artefact: Artefact, result: Result) -> Non
     if sorted(result["signatures"]) != sorted(names):
         raise BrokenArtefact(f"expected the signatures {', '.join(names)}; it has {', '.join(result['signatures'])}")
     for signature, trials in result["signatures"].items():
-        takes_text = artefact.takes == "text"
+        takes_text = artefact.interface == "text"
         outputs = expected.signature.outputs(signature, takes_text)
-        if artefact.takes == "pieces":
+        if artefact.interface == "pieces":
             outputs = {"target_pieces": Output("text", "L"), "score": outputs["score"]}
         for given, answers in trials.items():
             where = f"{signature} {given}".strip() if len(names) > 1 else given
@@ -214,7 +215,7 @@ def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answe
                 raise BrokenArtefact(f"{where}: expected {name} of shape {shape} for {batch}; it has {found}")
 
 
-def check_finite(name: str, rows: Sequence[object], where: str, allows_none: bool) -> None:
+def check_finite(name: str, rows: Sequence[ArrayLike], where: str, allows_none: bool) -> None:
     """Raises BrokenArtefact unless all numbers are finite; -inf may be the score of a row without hypothesis."""
     for number, row in enumerate(rows, start=1):
         values = np.asarray(row, "float64")
@@ -233,6 +234,6 @@ def fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
 
 
 def in_words(kind: str) -> str:
-    """ "float32 2" in words."""
+    """Says "float32 2" in words."""
     dtype, _, axes = kind.partition(" ")
     return f"{dtype} with {axes} ax{'i' if axes == '1' else 'e'}s"

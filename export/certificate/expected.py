@@ -1,27 +1,32 @@
-"""What the model itself answers, to which artefacts are held; and where its search came near another choice."""
+"""Says what the model itself answers, to which artefacts are held, and where an artefact may answer otherwise."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.checking.answers import Begun
-from keras_transformer.checking.certificate_texts import Texts
+from keras_transformer.checking.certificate_texts import Texts, valid
 from keras_transformer.checking.signatures import Signature
 from keras_transformer.search import beam_search, loop
 from keras_transformer.search.loop import permit
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import Decoding
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 from ..artefacts import Artefact
 
+# What an artefact is given for one text: the text, its ids or pieces, or an image.
+Input: TypeAlias = str | Sequence[int] | Sequence[str] | np.ndarray
 Row = Config  # an artefact's outputs for one text, by their names
+
+ASCII_SPACE = " \t\n\v\f\r"  # what every vocabulary reads as a space
 
 
 class Choice(NamedTuple):
@@ -94,24 +99,24 @@ class Compared(NamedTuple):
         place: the place of the text.
         answer: for people.
         is_same: whether both chose the same tokens, text or label.
-        gap: how far its numbers are from the model's for what it chose: of log P in nats a token, with the sign; of
-            probabilities. Infinite if the model cannot give the answer.
+        score_error: how far its numbers are from the model's for what it chose: of log P in nats a token, with the
+            sign; of probabilities. Infinite if the model cannot give the answer.
         length: how many tokens it chose.
-        loss: how much worse the model finds what it chose than the model's own choice, in score or probability.
+        regret: how much worse the model finds what it chose than the model's own choice, in score or probability.
         vector: the length of the difference of the vectors, in lengths of the model's.
         is_known: whether the model, or what is stored of the model, can say anything of the answer.
-        guess_gap: the gap of a text whose tokens are guessed: others may spell it, with another log P.
+        guess_error: the error of a text whose tokens are guessed: others may spell it, with another log P.
     """
 
     place: int
     answer: str
     is_same: bool
-    gap: float
+    score_error: float
     length: int = 1
-    loss: float = 0.0
+    regret: float = 0.0
     vector: float = 0.0
     is_known: bool = True
-    guess_gap: float = 0.0
+    guess_error: float = 0.0
 
 
 class Expected(ABC):
@@ -138,7 +143,7 @@ class Expected(ABC):
         self.texts = texts
 
     @abstractmethod
-    def inputs(self, artefact: Artefact) -> list[Any]:
+    def inputs(self, artefact: Artefact) -> list[Input]:
         """What an artefact is given for each text."""
 
     @abstractmethod
@@ -176,3 +181,36 @@ class Expected(ABC):
     def source(self, place: int) -> str:
         """A text, for people."""
         return str(self.texts[place])
+
+
+class KnownDifference(NamedTuple):
+    """Why an artefact may answer a text otherwise than the model.
+
+    Args:
+        reason: in words.
+        is_choice: whether its numbers are right even so: it chose another hypothesis.
+    """
+
+    reason: str
+    is_choice: bool = False
+
+
+def known_difference(artefact: Artefact, texts: Texts, place: int) -> KnownDifference | None:
+    """Why an artefact may answer a text otherwise than the model; None if it may not."""
+    text = texts[place]
+    if artefact.format == "ctranslate2" and place < texts.first_given:
+        reason = "CTranslate2 searches without a length penalty, which tells where the model is unsure"
+        return KnownDifference(reason, is_choice=True)
+    if artefact.interface != "text" or not isinstance(text, str):
+        return None
+    if artefact.format == "onnx" and "\x00" in text:
+        return KnownDifference("ONNX Runtime's Python binding cuts a text at a NUL")
+    if artefact.format != "tflite":
+        return None
+    if "\x00" in text:
+        return KnownDifference("LiteRT drops a NUL")
+    if is_blank(text) and text.strip(ASCII_SPACE):
+        return KnownDifference("LiteRT reads characters that others take for a blank line")
+    if valid(text) != text:
+        return KnownDifference("LiteRT reads bytes that are no UTF-8 as unknown pieces, and others read U+FFFD")
+    return None

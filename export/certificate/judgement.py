@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer.runs.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
+from keras_transformer.text.bleu import bleu_metric
 
 from ..artefacts import Artefact
 from .execution import check_outputs
-from .expected import Compared, Expected, Row
-from .rules import BleuComparison, compare_bleu, known_difference
+from .expected import Compared, Expected, Row, known_difference
 from .runner import Answers, Result
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault
@@ -23,18 +23,20 @@ MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of the
 MOST_UNKNOWN = {True: 0.05, False: 0.5}
 COSTS = ("load_seconds", "peak_bytes", "provider", "device", "versions", "modules")
 
+RESAMPLES, SEED = 1000, 12345
+# The columns of `bleu_statistics`.
+MATCHES, TOTALS, LENGTHS = slice(0, 4), slice(4, 8), slice(8, 10)
+
 
 class Trial(NamedTuple):
     """What an artefact answered in one way of asking.
 
     Args:
         name: such as "padded", or "n_best padded".
-        is_main: whether it is the main signature, in batches: the answers whose quality is measured.
         answers: one for each text, or for the first of them.
     """
 
     name: str
-    is_main: bool
     answers: list[Compared]
 
 
@@ -154,40 +156,44 @@ def judge(expected: Expected, artefact: Artefact, result: Result, device_name: s
 
 
 def without_known(expected: Expected, artefact: Artefact, trial: Trial, known: dict[str, str]) -> Trial:
-    """A trial without the differences that are known of the format; these are added to `known`, by the texts' names."""
+    """Moves the differences that are known of the format from a trial to `known`, by the texts' names."""
     kept, bounds = [], BOUNDS[artefact.precision]
     for one in trial.answers:
         difference = known_difference(artefact, expected.texts, one.place)
-        is_near = abs(one.gap) <= getattr(bounds, expected.unit) and one.vector <= bounds.vector
+        is_near = abs(one.score_error) <= getattr(bounds, expected.unit) and one.vector <= bounds.vector
         if difference is None or (one.is_same and is_near):
             kept.append(one)
             continue
         if not one.is_same or not difference.is_choice:
             known[expected.texts.name(one.place)] = difference.reason
         if difference.is_choice:
-            kept.append(one._replace(is_same=True, loss=0.0, is_known=True, gap=one.gap if one.is_known else 0.0))
+            kept.append(
+                one._replace(
+                    is_same=True, regret=0.0, is_known=True, score_error=one.score_error if one.is_known else 0.0
+                )
+            )
     return trial._replace(answers=kept)
 
 
 def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dict[str, str]) -> Iterator[Trial]:
-    """The trials of all signatures, compared with the model; differences of the format are added to `known`."""
+    """Compares the trials of all signatures with the model; differences of the format are added to `known`."""
     main = next(iter(result["signatures"]))
     for signature, trials in result["signatures"].items():
         for given, answers in trials.items():
-            is_main = signature == main and given == "batched"
-            first = 0 if is_main else expected.texts.num_long  # long texts are given in one batch alone
+            # Long texts are given in one batch alone.
+            first = 0 if signature == main and given == "batched" else expected.texts.num_long
             rows = rows_of(answers)  # type: ignore[arg-type]
             places = range(first, first + len(rows))
-            if artefact.format == "tflite" and artefact.takes == "text" and expected.signature.is_one_line:
+            if artefact.format == "tflite" and artefact.interface == "text" and expected.signature.is_one_line:
                 rows = [
                     without_space(row, expected.texts.name(place), known)
                     for place, row in zip(places, rows, strict=True)
                 ]
-            yield Trial(given if signature == main else f"{signature} {given}", is_main, expected.compare(places, rows))
+            yield Trial(given if signature == main else f"{signature} {given}", expected.compare(places, rows))
 
 
 def without_space(row: Row, name: str, known: dict[str, str]) -> Row:
-    """Outputs of LiteRT, which cannot strip a text, without space around texts; added to `known` if there is some."""
+    """Strips outputs of LiteRT, which cannot strip a text; added to `known` if there was space."""
     stripped = {output: value.strip() if isinstance(value, str) else value for output, value in row.items()}
     if stripped != row:
         known[name] = "LiteRT keeps the space around an answer"
@@ -201,7 +207,7 @@ def rows_of(answers: Answers) -> list[Row]:
 
 
 def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds: Bounds, device_name: str) -> Measured:
-    """What was measured, of the answers and of the costs."""
+    """Measures the answers and the costs."""
     by_name = {trial.name: trial.answers for trial in trials}
     given = [one for one in by_name["batched"] if one.place >= expected.texts.first_given]
     every = [one for trial in trials for one in trial.answers if one.is_known]
@@ -211,12 +217,12 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
         bleu = compare_bleu(texts, own, [expected.references[one.place - expected.texts.first_given] for one in given])
     main = next(iter(result["signatures"].values()))
     costs: Any = {name: result[name] for name in COSTS}  # type: ignore[literal-required]
-    (mean_gap, _), (loss, loss_error) = mean_gap_of(given), mean_loss_of(given, bounds)
+    (mean_error, _), (loss, loss_error) = mean_error_of(given), mean_regret_of(given, bounds)
     return Measured(
         sentences=len(given),
         identical=sum(one.is_same for one in given),
-        score_difference=max((abs(one.gap) for one in every), default=0.0),
-        mean_score_difference=mean_gap,
+        score_difference=max((abs(one.score_error) for one in every), default=0.0),
+        mean_score_difference=mean_error,
         vector_difference=max((one.vector for one in every), default=0.0),
         loss=loss,
         loss_error=loss_error,
@@ -233,19 +239,19 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
     )
 
 
-def mean_gap_of(answers: Sequence[Compared]) -> tuple[float, float]:
-    """The mean gap of the answers' tokens, and its standard error."""
+def mean_error_of(answers: Sequence[Compared]) -> tuple[float, float]:
+    """The mean error of the answers' tokens, and its standard error."""
     known = [one for one in answers if one.is_known]
-    gaps, lengths = (np.array([getattr(one, name) for one in known] or [0.0]) for name in ("gap", "length"))
+    errors, lengths = (np.array([getattr(one, name) for one in known] or [0.0]) for name in ("score_error", "length"))
     num_tokens = max(1.0, float(lengths.sum()))
-    mean = float(gaps @ lengths) / num_tokens
-    return mean, float(np.linalg.norm(lengths * (gaps - mean))) / num_tokens if math.isfinite(mean) else 0.0
+    mean = float(errors @ lengths) / num_tokens
+    return mean, float(np.linalg.norm(lengths * (errors - mean))) / num_tokens if math.isfinite(mean) else 0.0
 
 
-def mean_loss_of(answers: Sequence[Compared], bounds: Bounds) -> tuple[float, float]:
-    """The mean loss of the answers, of which one counts at most `Bounds.choice`, and its standard error."""
-    losses = np.clip([one.loss for one in answers if one.is_known] or [0.0], -bounds.choice, bounds.choice)
-    return float(losses.mean()), float(losses.std() / len(losses) ** 0.5)
+def mean_regret_of(answers: Sequence[Compared], bounds: Bounds) -> tuple[float, float]:
+    """The mean regret of the answers, of which one counts at most `Bounds.choice`, and its standard error."""
+    regrets = np.clip([one.regret for one in answers if one.is_known] or [0.0], -bounds.choice, bounds.choice)
+    return float(regrets.mean()), float(regrets.std() / len(regrets) ** 0.5)
 
 
 def num_different(alone: Sequence[Compared], others: Sequence[Compared]) -> int:
@@ -255,7 +261,7 @@ def num_different(alone: Sequence[Compared], others: Sequence[Compared]) -> int:
 
 
 def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Difference]:
-    """The answers that are not the model's."""
+    """Yields the answers that are not the model's."""
     for trial in trials:
         for one in trial.answers:
             if not one.is_same:
@@ -266,12 +272,12 @@ def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Diff
                     model=expected.answer(one.place),
                     artefact=one.answer,
                     model_score=expected.score(one.place),
-                    loss=one.loss,
+                    loss=one.regret,
                 )
 
 
 def with_margins(expected: Expected, differences: list[Difference], bounds: Bounds) -> list[Difference]:
-    """The differences; those that are worse tell how nearly the model lost its own answer."""
+    """Adds to the differences that are worse how nearly the model lost its own answer."""
     places = {expected.texts.name(place): place for place in range(len(expected.texts))}
     worse = [one.text for one in differences if not one.loss <= bounds.choice and math.isfinite(one.model_score)]
     choices = {name: expected.narrowest_choice(places[name]) for name in [*dict.fromkeys(worse)][:MOST_TIES]}
@@ -289,7 +295,7 @@ def faults(
     trials: Sequence[Trial],
     measured: Measured,
 ) -> Iterator[str]:
-    """Why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
+    """Yields why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
     bounds = BOUNDS[precision]
     for trial in trials:
         for one in trial.answers:
@@ -303,18 +309,18 @@ def faults(
 
 def mean_faults(expected: Expected, bounds: Bounds, trial: Trial, precision: str) -> Iterator[str]:
     """Why the answers of a trial do not hold on average, by more than two standard errors."""
-    gap, error = mean_gap_of(trial.answers)
-    if expected.unit == "log_prob" and not abs(gap) - 2 * error <= bounds.mean_log_prob:
-        yield f"its scores differ by {gap:+.2g} nats a token on average, over {bounds.mean_log_prob:g} ({trial.name})"
-    loss, error = mean_loss_of(trial.answers, bounds)
-    if precision != "float32" and not loss - 2 * error <= bounds.mean_choice:
+    shift, error = mean_error_of(trial.answers)
+    if expected.unit == "log_prob" and not abs(shift) - 2 * error <= bounds.mean_log_prob:
+        yield f"its scores differ by {shift:+.2g} nats a token on average, over {bounds.mean_log_prob:g} ({trial.name})"
+    regret, error = mean_regret_of(trial.answers, bounds)
+    if precision != "float32" and not regret - 2 * error <= bounds.mean_choice:
         unit = "score" if expected.unit == "log_prob" else "probability"
-        worse = f"{loss:.2g} in {unit} on average, over {bounds.mean_choice:g} ({trial.name})"
+        worse = f"{regret:.2g} in {unit} on average, over {bounds.mean_choice:g} ({trial.name})"
         yield f"the model finds its answers worse than its own by {worse}"
 
 
 def worse_answers(differences: Sequence[Difference], bounds: Bounds) -> str:
-    """Which answers of a float32 artefact rounding does not explain, in words; "" if there are none."""
+    """Names the answers of a float32 artefact that rounding does not explain; "" if there are none."""
     names = dict.fromkeys(f"{one.text} ({one.given})" for one in differences if not allowed(one, bounds))
     listed = ", ".join([*names][:MOST_TIES])
     return f"worse than the model's own answer by more than rounding explains: {listed}" if names else ""
@@ -322,23 +328,23 @@ def worse_answers(differences: Sequence[Difference], bounds: Bounds) -> str:
 
 def number_fault(expected: Expected, bounds: Bounds, trial: Trial, one: Compared) -> Iterator[str]:
     """Why the numbers of an answer do not hold."""
-    if not one.is_known and math.isnan(one.gap):
+    if not one.is_known and math.isnan(one.score_error):
         return
     name, most = f"{expected.texts.name(one.place)} ({trial.name})", getattr(bounds, expected.unit)
-    gap = abs(one.gap) if not bounds.identical else max(abs(one.gap), one.guess_gap)
-    if math.isinf(gap) or (math.isinf(one.loss) and not is_unread(one, bounds)):
+    distance = abs(one.score_error) if not bounds.identical else max(abs(one.score_error), one.guess_error)
+    if math.isinf(distance) or (math.isinf(one.regret) and not is_unread(one, bounds)):
         yield f"{name}: no whole answer, or one that the model never gives: {one.answer[:80]!r}"
-    elif not gap <= most and expected.unit == "log_prob":
-        yield f"{name}: its score differs from the model's log P by {gap:.2g} nats a token, over {most:g}"
-    elif not gap <= most:
-        yield f"{name}: a probability differs by {gap:.2g}, over {most:g}"
+    elif not distance <= most and expected.unit == "log_prob":
+        yield f"{name}: its score differs from the model's log P by {distance:.2g} nats a token, over {most:g}"
+    elif not distance <= most:
+        yield f"{name}: a probability differs by {distance:.2g}, over {most:g}"
     elif not one.vector <= bounds.vector:
         yield f"{name}: its vector differs by {one.vector:.2g} of the length of the model's, over {bounds.vector:g}"
 
 
 def is_unread(one: Compared, bounds: Bounds) -> bool:
-    """Whether nobody can tell of which tokens a text is: its score fits none that spell it. Float32 has no excuse."""
-    return not bounds.identical and not one.guess_gap <= bounds.log_prob
+    """True if no tokenization of the text matches its score (low precision only)."""
+    return not bounds.identical and not one.guess_error <= bounds.log_prob
 
 
 def share_fault(expected: Expected, bounds: Bounds, trial: Trial, precision: str) -> Iterator[str]:
@@ -363,3 +369,39 @@ def bleu_fault(bounds: Bounds, measured: Measured) -> Iterator[str]:
     loss, most = measured.model_bleu - measured.bleu, max(bounds.bleu, measured.bleu_interval)
     if measured.model_bleu >= LEAST_BLEU and not loss <= most:
         yield f"a BLEU loss of {loss:.2f}, more than {most:.2f}"
+
+
+class BleuComparison(NamedTuple):
+    """BLEU of an artefact and of the model, and half the 95 % interval of the loss, by bootstrap (Koehn 2004)."""
+
+    bleu: float
+    model_bleu: float
+    interval: float
+
+
+def compare_bleu(texts: Sequence[str], model_texts: Sequence[str], references: Sequence[str]) -> BleuComparison:
+    """Compares BLEU of an artefact's texts and of the model's.
+
+    Each bootstrap sample draws sentences with replacement, the same sentences for both.
+    """
+    artefact, model = (bleu_statistics(some, references) for some in (texts, model_texts))
+    count = len(references)
+    draws = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
+    losses = [bleu_of(one) - bleu_of(other) for one, other in zip(draws @ model, draws @ artefact, strict=True)]
+    low, high = np.percentile(losses, [2.5, 97.5])
+    return BleuComparison(bleu_of(artefact.sum(axis=0)), bleu_of(model.sum(axis=0)), float(high - low) / 2)
+
+
+def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """(B, 10) For each sentence: matching n-grams, n from 1 to 4; all n-grams; the lengths of text and reference."""
+    bleu = bleu_metric()
+    scores = [bleu.corpus_score([text], [[reference]]) for text, reference in zip(texts, references, strict=True)]
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def bleu_of(sums: np.ndarray) -> float:
+    """BLEU of a corpus, from its statistics (10,) summed over the sentences."""
+    metric = bleu_metric()
+    options = {name: getattr(metric, name) for name in ("smooth_method", "smooth_value", "effective_order")}
+    matches, totals, lengths = (sums[columns].tolist() for columns in (MATCHES, TOTALS, LENGTHS))
+    return metric.compute_bleu(matches, totals, *lengths, **options).score

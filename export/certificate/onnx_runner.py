@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 PAD, START, END = 0, 2, 3
-Run = Callable[[Any], dict[str, np.ndarray]]
+Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST = np.iinfo("int32").max
@@ -29,7 +29,7 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
         import onnxruntime_extensions
 
         options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
-    providers: list[Any] = [CPU]
+    providers: list[str | tuple[str, dict[str, int]]] = [CPU]
     if task["gpu"] and CUDA in onnxruntime.get_available_providers():
         onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
         providers.insert(0, (CUDA, {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits

@@ -1,4 +1,4 @@
-"""The certificate's files: certificate.json, CERTIFICATE.md and its picture."""
+"""Writes the certificate's files, certificate.json and CERTIFICATE.md; and says by which rule artefacts are held."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from keras_transformer.core.files import write_text
 from keras_transformer.core.schema import printable
+from keras_transformer.runs.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE
 from keras_transformer.spec.options import Config
 
 from .contents import Contents
@@ -42,6 +43,10 @@ AGAINST = {
         "there**, so other answers cannot be scored"
     ),
 }
+
+
+FIRST = "every output of every trial is there, finite, and of its type and shape"
+CHANCE = ", or no more than two standard errors over that"
 
 
 class Machine(TypedDict):
@@ -110,6 +115,44 @@ class Certificate:
     def holds(self) -> bool:
         """Whether every artefact holds."""
         return all(entry.holds for entry in self.entries)
+
+
+def rule_of(unit: str, precision: str, has_references: bool) -> str:
+    """What an artefact of a precision is held against.
+
+    Args:
+        unit: "log_prob" of models that search, or "probability".
+        precision: the precision of the artefact.
+        has_references: whether BLEU is measured.
+    """
+    bounds = BOUNDS[precision]
+    if unit == "probability":
+        numbers = (
+            f"all probabilities are within {bounds.probability:g} of the model's, and all vectors within "
+            f"{bounds.vector:g} of their length"
+        )
+        choices = f"the model finds no label, piece or item worse than its own by more than {bounds.choice:g}"
+        if precision != "float32":
+            choices = f"on average the model finds them worse than its own by at most {bounds.mean_choice:g}{CHANCE}"
+        return f"{FIRST}; {numbers}; {choices}"
+    numbers = f"each score is within {bounds.log_prob:g} nats a token of the model's log P of the same tokens"
+    if precision == "float32":
+        choices = (
+            f"in each trial at least {bounds.identical:.0%} of the answers are identical (of fewer than 100, all but "
+            f"one); the model scores every other answer at most {bounds.choice:g} below its own, or its search chose "
+            f"between hypotheses within {NEAR_TIE:g}"
+        )
+        return f"{FIRST}; {numbers}; {choices}"
+    numbers += f", and those of a trial together within {bounds.mean_log_prob:g}{CHANCE}"
+    choices = (
+        f"in each trial the model scores the answers at most {bounds.mean_choice:g} below its own on average{CHANCE}"
+    )
+    if has_references:
+        choices += (
+            f"; the BLEU loss is at most {bounds.bleu:g}, or half the 95 % paired-bootstrap interval where that is "
+            f"larger (not judged where the model's own BLEU is below {LEAST_BLEU:g})"
+        )
+    return f"{FIRST}; {numbers}; {choices}"
 
 
 def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) -> list[Path]:
@@ -251,6 +294,6 @@ def one_line(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in " ".join(text.split()))
 
 
-def listed(values: Mapping[str, object]) -> str:
+def listed(values: Mapping[str, str | int]) -> str:
     """`name value` pairs, with commas between."""
     return ", ".join(f"{name} {value}" for name, value in values.items())

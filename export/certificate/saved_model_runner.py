@@ -20,15 +20,15 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
     def load() -> tuple:
         loaded = tf.saved_model.load(*task["paths"])
 
-        def answers_of(name: str) -> Callable[[Any], dict[str, np.ndarray]]:
-            def run(batch: object) -> dict[str, np.ndarray]:
+        def answers_of(name: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+            def run(batch: np.ndarray) -> dict[str, np.ndarray]:
                 # Looked up for each batch: a signature alone does not keep its variables alive.
                 signature = loaded.signatures[name]
                 return {key: value.numpy() for key, value in signature(**{task["input"]: constant(batch)}).items()}
 
             return run
 
-        def constant(batch: Any) -> Any:
+        def constant(batch: np.ndarray) -> tf.Tensor:
             return tf.constant([*map(to_bytes, batch)], tf.string) if batch.dtype == object else tf.constant(batch)
 
         def read(texts: Sequence[str]) -> list[list[int]]:

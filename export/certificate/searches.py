@@ -1,10 +1,10 @@
-"""What translators and language models give: hypotheses, and log P of any other."""
+"""Compares what translators and language models give: hypotheses, and log P of any other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_transformer.checking.answers import Ids, Searched
 from keras_transformer.checking.certificate_texts import Texts, valid
@@ -15,7 +15,7 @@ from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.tokenizer import END
 
 from ..artefacts import Artefact, BrokenArtefact
-from .expected import Choice, Compared, Expected, Row, narrowest_choice
+from .expected import Choice, Compared, Expected, Input, Row, narrowest_choice
 
 SCORED_AT_ONCE = 32
 
@@ -57,34 +57,22 @@ class ExpectedSearch(Expected):
         self.hypotheses = model.hypotheses()
         self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in self.hypotheses]
 
-    def inputs(self, artefact: Artefact) -> list[Any]:
-        if artefact.takes == "text":
+    def inputs(self, artefact: Artefact) -> list[Input]:
+        if artefact.interface == "text":
             return [text if artefact.takes_bytes else valid(text) for text in self.texts]
-        if artefact.takes == "pieces":
+        if artefact.interface == "pieces":
             return [self.vocabularies.source.pieces(self.pieces(place)) for place in range(len(self.texts))]
-        whole = artefact.takes in ("ids", "halves")
-        return [self.ids(place) if whole else self.read(place) for place in range(len(self.texts))]
+        whole = artefact.interface in ("ids", "halves")
+        return [self.model.given(place) if whole else self.model.read(place) for place in range(len(self.texts))]
 
     def pieces(self, place: int) -> list[int]:
         return self.model.pieces(place)
-
-    def ids(self, place: int) -> list[int]:
-        """What an artefact of ids is given."""
-        return self.model.given(place)
-
-    def read(self, place: int) -> list[int]:
-        """What the model reads of it."""
-        return self.model.read(place)
-
-    def limit(self, place: int) -> int:
-        """The most ids to emit."""
-        return self.model.limit(place)
 
     def narrowest_choice(self, place: int) -> Choice | None:
         begun = self.model.begun(place)
         if begun is None:
             return None
-        limit, control = begun.num_read + self.limit(place), self.num_control_ids
+        limit, control = begun.num_read + self.model.limit(place), self.num_control_ids
         ids = (*[control] * begun.num_read, *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
         return narrowest_choice(begun, limit, ids, self.decoding, control, self.beginning)
 
@@ -104,9 +92,9 @@ class ExpectedSearch(Expected):
         return [
             {
                 "text": self.texts[place],
-                "ids": [*self.ids(place)],
-                "read": [*self.read(place)],
-                "limit": self.limit(place),
+                "ids": [*self.model.given(place)],
+                "read": [*self.model.read(place)],
+                "limit": self.model.limit(place),
                 "hypotheses": [one._asdict() for one in self.hypotheses[place]],
             }
             for place in places
@@ -159,12 +147,12 @@ class ExpectedSearch(Expected):
 
     def probes(self, places: Iterable[int]) -> list[Probe]:
         """The short texts at these places whose best hypothesis leads by most: see `chosen_probes`."""
-        short = [place for place in places if 1 < len(self.ids(place)) <= MOST_PIECES + 1]
+        short = [place for place in places if 1 < len(self.model.given(place)) <= MOST_PIECES + 1]
         return surest(
             (
                 best.score - (others[0].score if others else 0.0),
                 Probe(
-                    self.read(place),
+                    self.model.read(place),
                     [Answer(list(one.ids), self.log_prob_of(one.score, one.ids)) for one in (best, *others)],
                 ),
             )
@@ -178,7 +166,7 @@ class ExpectedSearch(Expected):
             return [given.ids]
         if known := [ids for ids in self._log_probs[place] if self._text(place, ids) == given.text]:
             return known
-        most = self.limit(place)
+        most = self.model.limit(place)
         tags = self.beginning[: len(self.beginning) - len(self.tokenizers[1].encode([""])[0])]
         written = {(*tags, *ids) for ids in self.vocabularies.written(given.text)}
         return [*(ids for ids in written if len(ids) == most), *((*ids, END) for ids in written if len(ids) < most)]
@@ -187,10 +175,12 @@ class ExpectedSearch(Expected):
         known = {one.ids: one.text for one in self.hypotheses[place]}
         return known[ids] if ids in known else self.vocabularies.text_of(ids)
 
-    def _score(self, answers: Any) -> None:
+    def _score(self, answers: Iterable[tuple[int, Ids]]) -> None:
         """Finds log P of answers that are not known yet."""
         unknown = [*dict.fromkeys((place, ids) for place, ids in answers if ids not in self._log_probs[place])]
-        whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids, self.beginning)]
+        whole = [
+            one for one in unknown if is_whole(one[1], self.model.limit(one[0]), self.num_control_ids, self.beginning)
+        ]
         for first in range(0, len(whole), SCORED_AT_ONCE):
             some = whole[first : first + SCORED_AT_ONCE]
             found = self.model.log_probs([place for place, _ in some], [ids for _, ids in some])
@@ -206,23 +196,23 @@ class ExpectedSearch(Expected):
         texts = {one.text for one in known}
         is_guess = [one.ids is None and bool(one.text) and one.text not in texts for one in given]
         read = [row for row, guessed in zip(rows, is_guess, strict=True) if not guessed]
-        ids, _, gap = max(read, key=size_of_gap) if read else ((), 0.0, 0.0)
+        ids, _, error = max(read, key=size_of_error) if read else ((), 0.0, 0.0)
         first, first_log_prob, _ = rows[0]
         return Compared(
             place=place,
             answer=given[0].text,
             is_same=own == [one.text if one.ids is None else one.ids for one in given],
-            gap=gap,
+            score_error=error,
             length=max(1, len(ids)),
-            loss=best.score - first_log_prob / penalty(max(1, len(first)), self.decoding.length_penalty),
+            regret=best.score - first_log_prob / penalty(max(1, len(first)), self.decoding.length_penalty),
             is_known=not any(math.isnan(row[1]) for row in rows),
-            guess_gap=max(
-                (size_of_gap(row) for row, guessed in zip(rows, is_guess, strict=True) if guessed), default=0.0
+            guess_error=max(
+                (size_of_error(row) for row, guessed in zip(rows, is_guess, strict=True) if guessed), default=0.0
             ),
         )
 
     def _nearest(self, place: int, given: Given, candidates: list[Ids]) -> tuple[Ids, float, float]:
-        """The ids that an answer may have whose log P is nearest to the answer's; this log P, and the gap to it."""
+        """The ids that an answer may have whose log P is nearest to the answer's; this log P, and how far it is."""
         rows: list[tuple[Ids, float, float]] = [((), -math.inf, math.inf)] if not candidates else []
         for ids in candidates:
             log_prob = self._log_probs[place][ids]
@@ -230,8 +220,8 @@ class ExpectedSearch(Expected):
         return min(rows, key=lambda row: math.inf if math.isnan(row[2]) else abs(row[2]))
 
 
-def size_of_gap(row: tuple[Ids, float, float]) -> float:
-    """How large a gap is, behind ids and their log P; -inf if nobody can say."""
+def size_of_error(row: tuple[Ids, float, float]) -> float:
+    """How large an error is, behind ids and their log P; -inf if nobody can say."""
     return -math.inf if math.isnan(row[2]) else abs(row[2])
 
 

@@ -23,11 +23,11 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
     def load() -> tuple:
         interpreter = kind(model_path=task["paths"][0], **options)
 
-        def answers_of(name: str) -> Callable[[Any], dict[str, np.ndarray]]:
+        def answers_of(name: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
             runner = interpreter.get_signature_runner(name)
             return lambda batch: runner(**{task["input"]: given(batch)})
 
-        def given(batch: Any) -> Any:
+        def given(batch: np.ndarray) -> np.ndarray:
             return np.array([*map(to_bytes, batch)], object) if batch.dtype == object else batch
 
         signatures = {name: answers_of(name) for name in interpreter.get_signature_list()}

@@ -1,4 +1,4 @@
-"""An artefact's tokenizer by itself: its ids are compared with the vocabulary's before anything is translated."""
+"""Compares an artefact's tokenizer with the vocabulary, before anything is translated."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from keras_transformer.core.schema import list_of, read_json
 from keras_transformer.runs.run_folder import RunFolder
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
-from .expected import Expected
-from .rules import known_difference
+from .expected import Expected, Input, known_difference
 
 MAX_LIST_BYTES = 2**26  # the largest list of pieces
 
 
-def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
+def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Input]) -> list[tuple[str, list[int]]]:
     """Texts as an artefact is given them, and their ids by the model's vocabulary; none if it takes no text.
 
     They are the probes; for a vocabulary that is not SentencePiece's all texts but long ones.
     """
     texts = expected.texts
-    if artefact.takes != "text":
+    if artefact.interface != "text":
         return []
     is_own = all(one.is_sentencepiece for one in expected.tokenizers)
     places = range(texts.num_long, texts.first_given if is_own else len(inputs))
     pairs = [
         (inputs[place], expected.pieces(place)) for place in places if not known_difference(artefact, texts, place)
     ]
-    return [(text, ids) for text, ids in pairs if ids is not None]
+    return [(text, ids) for text, ids in pairs if isinstance(text, str) and ids is not None]
 
 
 def check_vocabularies(artefact: Artefact, folder: Path, expected: Expected) -> None:
@@ -41,7 +40,7 @@ def check_vocabularies(artefact: Artefact, folder: Path, expected: Expected) -> 
         folder: the export folder, with vocabularies beside the artefacts.
         expected: what the model gives.
     """
-    if artefact.takes == "text":
+    if artefact.interface == "text":
         return
     try:
         differing = [*lists_that_differ(artefact, expected), *files_that_differ(artefact, folder, expected)]
@@ -53,7 +52,7 @@ def check_vocabularies(artefact: Artefact, folder: Path, expected: Expected) -> 
 
 def lists_that_differ(artefact: Artefact, expected: Expected) -> Iterator[str]:
     """The names of CTranslate2's lists of pieces that are not the model's."""
-    if artefact.takes == "pieces":
+    if artefact.interface == "pieces":
         lists = [artefact.path / f"{side}_vocabulary.json" for side in ("source", "target")]
         lists = lists if lists[0].is_file() else [artefact.path / "shared_vocabulary.json"]
         for path, tokenizer in zip(lists, expected.tokenizers, strict=False):
@@ -63,7 +62,7 @@ def lists_that_differ(artefact: Artefact, expected: Expected) -> Iterator[str]:
 
 def files_that_differ(artefact: Artefact, folder: Path, expected: Expected) -> Iterator[str]:
     """The names of vocabularies beside an artefact that are not the model's. CTranslate2's folder has its own."""
-    is_alone = artefact.takes == "pieces"
+    is_alone = artefact.interface == "pieces"
     found = vocabularies_in(artefact.path if is_alone else folder)
     if is_alone and not found:
         raise BrokenArtefact("its folder has no tokenizer.model")
@@ -91,7 +90,7 @@ def cut_tokenizer(artefact: Artefact, folder: Path) -> Path | None:
         BrokenArtefact: the artefact has no tokenizer of the kind that exports have.
     """
     cut = {"onnx": cut_onnx, "tflite": cut_tflite}.get(artefact.format)
-    if artefact.takes != "text" or cut is None:
+    if artefact.interface != "text" or cut is None:
         return None
     path = folder / f"tokenizer{artefact.path.suffix}"
     try:

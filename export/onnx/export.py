@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,16 @@ from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Recordable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
-from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
-from keras_transformer.text.tokenizer import PAD
+from keras_transformer.text.tokenizer import PAD, Tokenizer
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
-from .recorded import Recorded, Size
-from .recorder import Recorder, Unrecordable, model_of, recorder_of
+from .operations import OPERATIONS
+from .overrides import KERAS_LAYERS, OVERRIDES
 from .text_graph import detokenized, tokenized
+from .tracer import PRECISION, Nest, Size, SymbolicTensor, Tracer, Untraceable, model_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.keras_decoder import Computation
@@ -39,11 +40,28 @@ POSITIONS = ValueInfo("token_ids", np.int32, ["batch", "beams_or_positions"])
 BIAS = ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"])
 
 
+def tracer_of(model: FamilyModel, precision: str) -> Tracer:
+    """A tracer for a model, with tables of all its positions."""
+    if hasattr(model, "max_source_length"):
+        num_positions = max(longest(member.max_source_length) for member in members_of(model))
+    elif hasattr(model, "image_shape"):
+        arguments = model.arguments()
+        num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
+    else:
+        num_positions = model.context_length
+    return new_tracer(precision, num_positions, getattr(model, "vocabulary_size", 0))
+
+
+def new_tracer(precision: str, num_positions: int, num_tokens: int = 0) -> Tracer:
+    """A tracer that writes all operations and layers which have a form in ONNX here; see `Tracer`."""
+    return Tracer(PRECISION[precision], num_positions, num_tokens, OPERATIONS, OVERRIDES, KERAS_LAYERS)
+
+
 def encoder_model(run: TrainedRun, precision: str) -> Model:
     """The first half: `source_ids` (batch, source) int32 → the inputs of `step` that depend on the source alone, and
     `limit` (batch,) int32, the most tokens to emit.
     """
-    r, model = recorder_of(run.model, precision), run.model
+    r, model = tracer_of(run.model, precision), run.model
     with ops.on(r):
         size = model.source_vocabulary_size or model.vocabulary_size
         ids = permitted(r.input(SOURCE), size, model.max_source_length)
@@ -58,7 +76,7 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
 def memory_infos(model: FamilyModel, precision: str) -> list[ValueInfo]:
     """The keys of all layers (batch, heads, key_dim, source), then the values (batch, heads, source, key_dim)."""
     heads = [block.cross_attention.num_groups for block in model.decoder_stack.blocks_in_order()]
-    dtype, size = recorder_of(model, precision).compute_dtype, model.key_dim
+    dtype, size = PRECISION[precision].dtype, model.key_dim
     return [
         ValueInfo(f"memory_{name}_{layer}", dtype, ["batch", count, *axes])
         for name, axes in (("key", [size, "source"]), ("value", ["source", size]))
@@ -84,7 +102,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     The search of the other files emits no id below the model's `num_control_ids` but the end, 3; the caller must do the
     same. The number is in the file's metadata, under "model".
     """
-    r, model = recorder_of(run.model, precision), run.model
+    r, model = tracer_of(run.model, precision), run.model
     with ops.on(r):
         tokens = POSITIONS if getattr(model, "supports_prefill", False) else TOKENS
         given, index = r.input(tokens), ops.cast(r.input(INDEX), "int64")
@@ -107,14 +125,14 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
 
 
-def _positions(token_ids: Recorded, index: Recorded, rows: Size) -> tuple[Recorded, Recorded]:
+def _positions(token_ids: SymbolicTensor, index: SymbolicTensor, rows: Size) -> tuple[SymbolicTensor, SymbolicTensor]:
     """Token ids (rows, T) and their positions (T,), of ids (batch, beams or positions) and the first position ()."""
-    r = token_ids.recorder
+    r = token_ids.tracer
     count = r.floor_divide(r.multiply(*token_ids.sizes), r.maximum(rows, 1))  # 1, if the rows are beams
     return ops.reshape(token_ids, (rows, count)), index + ops.arange(count)
 
 
-def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], Config]:
+def _memory_inputs(r: Tracer, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], dict[str, Nest]]:
     """The inputs that the encoder gives, and the part of the model's cache that they make."""
     infos = memory_infos(model, precision)
     values, bias = [r.input(info) for info in infos], r.input(BIAS)
@@ -123,19 +141,20 @@ def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[lis
     return [*infos, BIAS], {"memory": memory, "mask": ops.greater(bias, HIDDEN / 2)[:, 0, 0]}
 
 
-def _past(r: Recorder, path: str, empty: Any, beams: Sequence[Size], pasts: dict[str, ValueInfo]) -> Recorded:
+def _past(
+    r: Tracer, path: str, empty: SymbolicTensor, beams: Sequence[Size], pasts: dict[str, ValueInfo]
+) -> SymbolicTensor:
     """A tensor of the cache as an input (rows, ...), which is added to `pasts` under its path: of such beams (B, K), or
     without them of one beam for each row."""
-    sizes = empty.sizes[2:]
-    axes = ["past" if isinstance(size, int) and size == 0 else size for size in sizes]
+    axes = ["past" if size == 0 else size for size in empty.sizes[2:] if isinstance(size, int)]
     pasts[path] = ValueInfo(f"past_{path}", empty.dtype, ["rows", *axes])
     value = r.input(pasts[path])
     return r.reshape(value, (*(beams or [value.sizes[0], 1]), *value.sizes[1:]))
 
 
-def _presents(beams: Sequence[object], pasts: dict[str, ValueInfo]) -> list[tuple[ValueInfo, Recorded]]:
+def _presents(beams: Sequence[Nest], pasts: dict[str, ValueInfo]) -> list[tuple[ValueInfo, SymbolicTensor]]:
     """The cache after a step, as outputs that are named as its inputs."""
-    presents: dict[str, Recorded] = {}
+    presents: dict[str, SymbolicTensor] = {}
     mapped(lambda path, one: presents.update({path: one}), beams)
     outputs = []
     for path in in_order(pasts):
@@ -145,10 +164,10 @@ def _presents(beams: Sequence[object], pasts: dict[str, ValueInfo]) -> list[tupl
     return outputs
 
 
-def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> list[Any]:
+def mapped(function: Callable[[str, Nest], Nest], beams: Sequence[Nest]) -> list[Nest]:
     """The caches of all layers with a function of each tensor and its path in the file, such as "key_0"."""
 
-    def of(nest: Any, path: list[str], layer: int) -> Any:
+    def of(nest: Nest, path: list[str], layer: int) -> Nest:
         if isinstance(nest, dict):
             return {name: of(one, [*path, name], layer) for name, one in nest.items()}
         if hasattr(nest, "_fields"):
@@ -161,7 +180,7 @@ def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> l
     return [of(one, [], layer) for layer, one in enumerate(beams)]
 
 
-def in_order(paths: Config) -> list[str]:
+def in_order(paths: Iterable[str]) -> list[str]:
     """The keys of all layers, then the values of all layers, and so on."""
     stems = [path.rpartition("_")[0] for path in paths]
     return [path for stem in dict.fromkeys(stems) for path, own in zip(paths, stems, strict=True) if own == stem]
@@ -169,10 +188,6 @@ def in_order(paths: Config) -> list[str]:
 
 # What the axes of ids are called in the graphs.
 LENGTHS = {"source_ids": "source", "prompt_ids": "prompt", "target_ids": "target", "added_ids": "added"}
-
-# All operators that are not in the ONNX standard.
-INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own, in int8
-TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "StringJoin"}  # onnxruntime-extensions', for text
 
 
 def export_onnx(
@@ -198,7 +213,7 @@ def export_onnx(
         RequestError: the precision is unknown, or a part of the model computes what has no form in ONNX here.
     """
     require_precision("onnx", precision)
-    require_recordable(run.model)
+    require_traceable(run.model)
     decoding = decoding or run.decoding()
     folder = Path(folder) / "onnx"
     paths: list[Path] = []
@@ -216,7 +231,7 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     Raises:
         Unwritable: a part of the model computes what has no form in ONNX here.
     """
-    require_recordable(run.model)
+    require_traceable(run.model)
     has_list, has_prefix = decoding.n_best != 1, bool(getattr(run.pipeline, "language_tags", None))
     if name == run.signature.ids_stem and (has_list or has_prefix):
         model = translate_model(run, decoding, precision, has_list, has_prefix)
@@ -231,8 +246,8 @@ def write_computation(run: TrainedRun, path: Path, computation: Computation, pre
     Raises:
         Unwritable: a part of the model computes what has no form in ONNX here.
     """
-    require_recordable(run.model)
-    r, ids = recorder_of(run.model, precision), ValueInfo("ids", np.int32, ["batch", "length"])
+    require_traceable(run.model)
+    r, ids = tracer_of(run.model, precision), ValueInfo("ids", np.int32, ["batch", "length"])
     with ops.on(r):
         found = computation.run(run.model, r.input(ids))
         outputs = [
@@ -242,8 +257,8 @@ def write_computation(run: TrainedRun, path: Path, computation: Computation, pre
     return write_model(path, model_of(r, [ids], outputs), run.metadata(run.decoding(), precision))
 
 
-def require_recordable(model: FamilyModel) -> None:
-    """Raises Unrecordable, which names the layer, unless a recorder takes the calls of all layers.
+def require_traceable(model: FamilyModel) -> None:
+    """Raises Untraceable, which names the layer, unless a tracer takes the calls of all layers.
 
     Models with layers from outside this package are recorded once, to see it.
     """
@@ -252,7 +267,7 @@ def require_recordable(model: FamilyModel) -> None:
         for path, part in parts[1:]:
             if not isinstance(part, Recordable):
                 name = type(part).__name__
-                raise Unrecordable(
+                raise Untraceable(
                     f"expected a layer of `keras_transformer.layers.Layer` at {path}; received {name}, a layer of "
                     "keras.layers.Layer: take `keras_transformer.layers` for the base of own layers and for Dense, "
                     "Dropout, Conv2D, LayerNorm and RmsNorm; or export saved_model or tflite, which trace any model"
@@ -268,7 +283,7 @@ def _record_once(model: FamilyModel) -> None:
     if hasattr(model, "step"):
         step_model(run, "float32")
         return
-    r = recorder_of(model, "float32")
+    r = tracer_of(model, "float32")
     shape = ["batch", *model.image_shape] if model.takes == ("images",) else ["batch", "length"]
     with ops.on(r):
         model.states(r.input(ValueInfo(model.takes[0], np.int32, shape)))
@@ -278,7 +293,7 @@ def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     """The graph that takes ids, or images: what the run's `Signature` gives of them. Any ids are
     allowed, and rows of any length, 0 included.
     """
-    r, signature = recorder_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
+    r, signature = tracer_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
     shape = ["batch", *(signature.item_shape() or [LENGTHS.get(signature.takes, "length")])]
     given = ValueInfo(signature.takes, np.dtype(signature.input_type), shape)
     with ops.on(r):
@@ -301,7 +316,7 @@ def translate_model(
     """
     if not (with_n_best or with_prefix):
         return ids_model(run, decoding, precision)
-    r: Recorder = recorder_of(run.model, precision)
+    r: Tracer = tracer_of(run.model, precision)
     translator: Any = run.pipeline
     decoding = decoding if with_n_best else decoding.one_best()
     with ops.on(r):
@@ -324,7 +339,7 @@ def translate_model(
 
 def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     """The graph that takes `text` (batch,): what the run's signature gives of the ids of texts, with texts for ids."""
-    r, signature = recorder_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
+    r, signature = tracer_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
     source, target = run.tokenizers
     with ops.on(r):
         found = signature.of_ids(_ids_of_text(r, signature, source))
@@ -336,21 +351,21 @@ def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
             elif output.type == "text":
                 ids = trimmed(found[next(iter(signature.ids_outputs))])
                 name_of_text = detokenized(r.graphs[0], ids.name, target, signature.is_one_line)
-                value = Recorded(r, name_of_text, "object", [None], 0)
+                value = SymbolicTensor(r, name_of_text, "object", [None], 0)
             else:
                 value = found[name]
             outputs.append(_output(name, output, value))
     return model_of(r, [TEXT], outputs)
 
 
-def _ids_of_text(r: Recorder, signature: Signature, tokenizer: Any) -> Recorded:
+def _ids_of_text(r: Tracer, signature: Signature, tokenizer: Tokenizer) -> SymbolicTensor:
     """Text (B,) → the ids (B, S) that `signature.of_ids` takes."""
     name = tokenized(r.graphs[0], TEXT.name, tokenizer, signature.cleaning, signature.max_pieces, signature.closing)
     ids = r.input(ValueInfo(name, np.int32, [None, None]))
     return signature.opened(ids)
 
 
-def _output(name: str, output: Output, value: Recorded) -> tuple[ValueInfo, Recorded]:
+def _output(name: str, output: Output, value: SymbolicTensor) -> tuple[ValueInfo, SymbolicTensor]:
     """An output of a signature, described; ids of a search end where the longest ends."""
     if output == IDS:
         value = trimmed(value)
@@ -360,7 +375,7 @@ def _output(name: str, output: Output, value: Recorded) -> tuple[ValueInfo, Reco
     return ValueInfo(name, dtype, shape), value
 
 
-def trimmed(ids: Recorded) -> Recorded:
+def trimmed(ids: SymbolicTensor) -> SymbolicTensor:
     """Ids (..., L) without the columns that are pad alone; one is left."""
     counts = ops.sum(ops.cast(ids != PAD, "int64"), axis=-1)
     longest_row = ops.max(ops.concatenate([ops.reshape(counts, (-1,)), np.ones(1, "int64")], axis=0))

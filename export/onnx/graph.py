@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ MAX_MODEL_BYTES = 100 * 2**20
 LARGE_BYTES = 1024  # a larger constant stands in one place for all loops, and in a file beside a large model
 
 Value = str  # the name of a value in the graph
+Constant: TypeAlias = np.ndarray | np.generic | Sequence | float  # what becomes a constant of the graph
 Shape = Sequence[int | str | None]  # sizes, names of dynamic axes, and None for a dynamic axis without a name
 
 
@@ -64,11 +65,13 @@ class Graph:
         self.constants: dict[Value, np.ndarray] = {}
         self._large: dict[Value, np.ndarray] = {}  # the large constants of all graphs of a model
         self._bodies: dict[Value, Body] = {}  # by the first output of their `Loop` nodes
-        self._names: dict[int, tuple[Any, Value]] = {}  # large constants by their identity
+        self._names: dict[int, tuple[Constant, Value]] = {}  # large constants by their identity
         self._digests: dict[tuple, Value] = {}
         self._count = 0
 
-    def __call__(self, operator: str, *inputs: Any, outputs: int = 0, domain: str = "", **attributes: Any) -> Any:
+    def __call__(
+        self, operator: str, *inputs: Value | Constant | None, outputs: int = 0, domain: str = "", **attributes: Any
+    ) -> Any:
         """Appends a node.
 
         Args:
@@ -84,7 +87,7 @@ class Graph:
         self.nodes.append(helper.make_node(operator, given, names, name=names[0], domain=domain, **attributes))
         return names if outputs else names[0]
 
-    def value(self, value: object) -> Value:
+    def value(self, value: Value | Constant) -> Value:
         """The name of a value. A number or an array becomes a constant: int64, float32, or of the array's type."""
         if isinstance(value, str):
             return value
@@ -110,7 +113,7 @@ class Graph:
         self._root._count += 1
         return f"{stem}_{self._root._count}"
 
-    def named(self, value: Any, name: Value) -> Value:
+    def named(self, value: Value | Constant, name: Value) -> Value:
         """Gives a value the name of an output, and returns that name."""
         self.nodes.append(helper.make_node("Identity", [self.value(value)], [name], name=name))
         return name
@@ -154,12 +157,6 @@ class Graph:
         self._bodies[last[0]] = Body(body, [*given, *state], infos)
         return last
 
-    def stand_alone(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Makes a body the graph of a model, with nodes of the graph around it before its own."""
-        self.constants |= self._root.constants
-        self.nodes = [*nodes, *self.nodes]
-        self._large = self._root._large
-
     def finish(self, outputs: Iterable[Value]) -> None:
         """Removes what no output needs, and puts each large constant into the graph around all that use it."""
         self._prune({*outputs})
@@ -193,7 +190,7 @@ class Graph:
         self.constants = {name: array for name, array in self.constants.items() if name in needed}
 
     def _paths(self) -> Iterator[list[Graph]]:
-        """The graph and each body in it, each with the graphs around it."""
+        """Yields the graph and each body in it, each with the graphs around it."""
         yield [self]
         for node in self.nodes:
             if node.output[0] in self._bodies:

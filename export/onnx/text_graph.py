@@ -1,4 +1,4 @@
-"""Text in ONNX: nodes that turn lines into ids, and ids into lines, as the tokenizer of `keras_transformer` does.
+"""Writes nodes that turn lines into ids, and ids into lines, as the tokenizer of `keras_transformer` does.
 
 ONNX Runtime has strings on the CPU alone. Its CUDA provider runs every `Loop` on the GPU, so a model with strings in a
 loop would not load.
@@ -15,7 +15,7 @@ from keras_transformer.checking.signatures import LINE_BREAKS
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 from ..word_pieces import WordPieces, read_by
-from .graph import TEXT_DOMAIN, Graph, Value, element_type
+from .graph import TEXT_DOMAIN, Constant, Graph, Value, element_type
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()
@@ -41,7 +41,13 @@ def tokenized(
     read = read_by(tokenizer)
     for pattern, by in [*cleaning, *read.cleaning]:
         text = replaced(g, text, pattern, by)
-    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start id, no end id, not reversed
+    options: list[Constant] = [
+        [0],
+        [0.0],
+        [False],
+        [False],
+        [False],
+    ]  # no sampling (two numbers), no start id, no end id, not reversed
     pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=read.model)
     if isinstance(read, WordPieces):
         pieces, starts = of_words(g, pieces, starts, read)
@@ -129,7 +135,7 @@ def is_stray(g: Graph, values: Value) -> Value:
 
 
 def utf_8() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Table 3-7 of the Unicode standard.
+    """Returns Table 3-7 of the Unicode standard.
 
     Returns:
         For each byte (257,) the length of the character that it begins, 0 if it begins none; and (257, 4) the lowest
@@ -179,6 +185,6 @@ def size(g: Graph, value: Value, axis: int) -> Value:
     return g("Shape", value, start=axis, end=axis + 1)
 
 
-def joined(g: Graph, *values: object, axis: int = 0) -> Value:
+def joined(g: Graph, *values: Value | Constant, axis: int = 0) -> Value:
     """The values, concatenated along an axis."""
     return g("Concat", *values, axis=axis)

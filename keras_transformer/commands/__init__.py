@@ -333,6 +333,6 @@ def add_provider_option(parser: argparse.ArgumentParser) -> None:
 
 
 def export_module(name: str) -> ModuleType:
-    """The module of the export with this name, such as "onnx"."""
+    """The module of the export with this name, such as "onnx.export"."""
     package = IN_WHEEL if importlib.util.find_spec(IN_WHEEL) else "export"
     return import_module(f"{package}.{name}")

@@ -29,7 +29,6 @@ from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
 from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.onnx_models import OnnxComputations
-from keras_transformer.decoding.onnx_sessions import has_cuda
 from keras_transformer.runs.export_folder import Graphs, file_name
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
 from keras_transformer.spec.custom_parts import modules_of
@@ -131,11 +130,6 @@ def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
         yield "this machine has a GPU"
 
 
-def uses_gpu(provider: str) -> bool:
-    """Whether ONNX Runtime computes on a GPU here, as far as it can be told before."""
-    return provider != "cpu" and bool(gpus_of_the_driver()) and has_cuda()
-
-
 def may_use_keras(arguments: argparse.Namespace) -> bool:
     """Whether Keras may answer where nothing prevents graphs: the user asked for nothing that only graphs have."""
     return (arguments.engine, arguments.precision or "float32", arguments.provider) == ("auto", "float32", "auto")
@@ -233,7 +227,7 @@ def write_with_probes(trained: TrainedRun, graphs: Graphs, computation: Computat
     """
     from keras_transformer.decoding.keras_decoder import CompiledComputations
 
-    onnx, model = export_module("onnx"), trained.model
+    onnx, model = export_module("onnx.export"), trained.model
     generator = np.random.default_rng(1)
     rows = [
         [START, *generator.integers(model.num_control_ids, model.vocabulary_size, length).tolist(), END]

@@ -87,13 +87,8 @@ class Decoder(ABC):
 
         Batches are divided until there is one for each thread.
         """
-        num_parallel = self._num_parallel_for(options)
-        batches = divided(batches, num_parallel)
-        yield from mapped(lambda batch: self.decode(batch, options), batches, num_parallel)
-
-    def _num_parallel_for(self, options: SearchOptions) -> int:
-        """How many batches are decoded side by side with these options."""
-        return self.num_parallel
+        batches = divided(batches, self.num_parallel)
+        yield from mapped(lambda batch: self.decode(batch, options), batches, self.num_parallel)
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
         """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`.

@@ -12,19 +12,19 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, once
-from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.errors import RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
 from keras_transformer.decoding.computations import decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_models import Halves
-from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
-from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
+from keras_transformer.decoding.onnx_sessions import open_session, run, runtime_of
+from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, longest, penalty, require
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+from keras_transformer.text.tokenizer import END, PAD, START
 
 SIZES, SIZE = ("max_source_length", "vocabulary_size", "num_control_ids"), whole(0, 2**31 - 1)
 # What a graph must tell.
@@ -34,15 +34,15 @@ FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
 # What is checked together, under the name of the graph that is run most.
-CHECKED = {"translate": ("translate",), "step": ("encoder", "step"), "advance": STAGES}
+CHECKED = {"translate": ("translate",), "step": ("encoder", "step")}
 
 
 class OnnxDecoder(Decoder):
     """Decodes with the graphs that the export writes. Threads may share it.
 
-    The search inside the translator runs where it is the search that is asked for; on a GPU in stages, if the graphs
-    have them. Other numbers of beams, other lengths, prefixes, sampling and given translations take the two halves,
-    with the search in NumPy. Each first answers the probes, see `probes`.
+    The search inside the translator runs where it is the search that is asked for. Other numbers of beams, other
+    lengths, prefixes, sampling and given translations take the two halves, with the search in NumPy. Each first answers
+    the probes, see `probes`.
 
     Args:
         graphs: where the graphs are.
@@ -64,8 +64,6 @@ class OnnxDecoder(Decoder):
         self._checking = threading.RLock()
         self._checked: set[str] = set()
         self._sessions: dict[Path, Any] = {}
-        self._staged_search: StagedSearch | None = None
-        self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
         self._halves: Any = Halves(self._session, {"num_control_ids": self.config["num_control_ids"]})
@@ -86,10 +84,10 @@ class OnnxDecoder(Decoder):
             )
 
     def require_checked(self, options: SearchOptions) -> None:
-        self._require_checked(self._searching() if self.serves(options) and not options.sampling else "step")
+        self._require_checked("translate" if self.serves(options) and not options.sampling else "step")
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
-        if self._num_parallel_for(options) > 1 and sum(map(len, batches)) > 1:
+        if self.num_parallel > 1 and sum(map(len, batches)) > 1:
             with self._lock:
                 if self._num_inner > 1:
                     # From now on threads translate side by side, each with one thread in its operations. Those that
@@ -97,15 +95,9 @@ class OnnxDecoder(Decoder):
                     self._num_inner, self._sessions = 1, {}
         return super().decode_all(batches, options)
 
-    def _num_parallel_for(self, options: SearchOptions) -> int:
-        is_staged = self.serves(options) and self._searching() == "advance"
-        return 1 if is_staged else self.num_parallel  # the GPU has one loop, and is quickest with whole batches
-
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         if self.serves(options) and self._begins_as(arrays.prefix_ids):
-            self._require_checked(name := self._searching())
-            if name == "advance":
-                return self._in_stages(arrays.source_ids, options.n_best)
+            self._require_checked("translate")
             names = BEST if options.n_best == 1 else N_BEST
             ids, scores = run(self._session("translate"), names, self._feeds(arrays.source_ids, arrays.prefix_ids))
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
@@ -138,30 +130,6 @@ class OnnxDecoder(Decoder):
         """What the translator takes."""
         prefix = {"prefix_ids": prefix_ids.astype("int32")} if self._takes_prefix() else {}
         return {"source_ids": source_ids, **prefix}
-
-    def _searching(self) -> str:
-        """What does the search inside the translator: "translate", or "advance" in stages on a GPU."""
-        if self._may_be_staged and self._session("translate").get_providers()[0] == CUDA:
-            with self._checking:
-                if self._may_be_staged and self._staged_search is None:
-                    self._open_stages()
-        return "advance" if self._staged_search else "translate"
-
-    def _open_stages(self) -> None:
-        try:
-            search = StagedSearch(self.graphs, self._num_inner, self.provider)
-            search.search(np.array([[UNKNOWN, END]]))  # captures a step
-            self._staged_search = search
-        except (RequestError, JobError) as error:
-            self._may_be_staged = False
-            reason = error.__cause__ or error
-            warn(f"the GPU cannot capture a step of the search, and runs {self.graphs.main} with its loop: {reason}")
-
-    def _in_stages(self, source_ids: np.ndarray, num_best: int | None = None) -> Found:
-        """What the search in stages finds, or the best of it."""
-        assert self._staged_search is not None
-        ids, scores = self._staged_search.search(source_ids)
-        return Found(ids[:, :num_best], scores[:, :num_best])
 
     def _has_list(self) -> bool:
         return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
@@ -239,22 +207,18 @@ class OnnxDecoder(Decoder):
 
         def compare() -> None:
             alpha = self.metadata["decoding"]["length_penalty"] if searches else 0.0
-            answers = self._searched(name, file.probes, alpha) if searches else self._forced(file.probes)
+            answers = self._searched(file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
         once(file, paths, runtime, compare)
 
-    def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
+    def _searched(self, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
         """What a search finds for each probe, the best first, and then its list if it has one."""
         width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
         source_ids = padded([probe.source_ids for probe in probes], width)
-        if name == "advance":
-            found = self._in_stages(source_ids)
-            ids, scores, listed = found.ids[:, 0], found.scores[:, 0], [found.ids, found.scores]
-        else:
-            names = [*BEST, *(N_BEST if self._has_list() else [])]
-            own = np.tile(self.beginning, (len(source_ids), 1))
-            ids, scores, *listed = run(self._session("translate"), names, self._feeds(source_ids, own))
+        names = [*BEST, *(N_BEST if self._has_list() else [])]
+        own = np.tile(self.beginning, (len(source_ids), 1))
+        ids, scores, *listed = run(self._session("translate"), names, self._feeds(source_ids, own))
         if ids.ndim != 2 or not len(ids) == scores.size == len(probes):
             raise Differs(f"expected {len(probes)} translations; received {ids.shape} ids and {scores.shape} scores")
         rows = [[pair] for pair in zip(ids, scores, strict=True)]

@@ -22,7 +22,6 @@ ONNX = "onnx"  # the folder of an export's graphs
 GRAPHS = (".onnx", ".tflite")  # suffixes
 # By which an export, or a part of it, is known.
 MARKS = ("certificate.json", ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
-STAGES = ("begin", "advance", "end")  # the graphs of a search whose loop is outside of them
 
 
 class Bounds(NamedTuple):
@@ -60,7 +59,7 @@ BOUNDS = {
 
 class Graphs(NamedTuple):
     """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
-    search. The translator may be missing, or both halves. For a GPU a run keeps the search in three stages too.
+    search. The translator may be missing, or both halves.
 
     A language model has a step alone, and a model that does not search the graph of one computation.
     """
@@ -68,9 +67,6 @@ class Graphs(NamedTuple):
     translate: Path | None
     encoder: Path | None
     step: Path | None
-    begin: Path | None = None
-    advance: Path | None = None
-    end: Path | None = None
     computation: Path | None = None
 
     @classmethod

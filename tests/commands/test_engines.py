@@ -14,16 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
-from keras_transformer.decoding import onnx_decoder, onnx_sessions
-from keras_transformer.decoding.onnx_sessions import StagedSearch
-from keras_transformer.runs.export_folder import STAGES
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
@@ -96,50 +92,6 @@ def test_graphs_are_built_once_for_each_search_and_precision(kept_run, translate
     monkeypatch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
     expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
     assert translate(kept_run, *SEARCH) == (0, expected, "")
-
-
-@pytest.fixture
-def as_on_gpu(monkeypatch):
-    """The processor stands for a GPU."""
-    monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)
-    monkeypatch.setattr(graph_cache, "has_cuda", lambda: True)
-    monkeypatch.setattr(onnx_decoder, "CUDA", onnx_sessions.CPU)
-
-
-def test_on_a_gpu_the_search_goes_in_stages(kept_run, translate, translator, as_on_gpu, monkeypatch):
-    """The graph that a run keeps is not enough. In int8, which has no kernels on GPUs, nothing else is built."""
-    flags = [*SEARCH, "--engine", "onnx"]
-    assert translate(kept_run, *flags, "--precision", "int8")[0] == 0
-    names = ["translate-beams2-penalty0.6-longest5-int8", "translate-beams2-penalty0.6-longest5"]
-    assert graphs_in(kept_run) == [f"{name}.onnx" for name in names]
-    with monkeypatch.context() as patch:
-        patch.setattr(onnx_decoder, "run", lambda *_: pytest.fail("the loop inside runs"))
-        expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
-        assert translate(kept_run, *flags) == (0, expected, "")
-    assert graphs_in(kept_run) == [
-        *(f"{name}-beams2-penalty0.6-longest5.onnx" for name in ("advance", "begin", "end")),
-        *(f"{name}.onnx" for name in names),
-    ]
-    monkeypatch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
-    assert translate(kept_run, *flags) == (0, expected, "")
-
-
-def test_a_gpu_that_captures_no_step_runs_the_loop_inside_and_says_why(kept_run, translate, as_on_gpu):
-    flags = [*SEARCH, "--engine", "onnx"]
-    expected = translate(kept_run, *flags)
-    (advance,) = (kept_run / "cache").glob("onnx-*/advance*.onnx")
-    advance.write_bytes(b"nothing")
-    status, out, err = translate(kept_run, *flags)
-    assert (status, out) == expected[:2] and err.count("\n") == 1
-    assert err.startswith("warning: the GPU cannot capture a step of the search, and runs ") and "Protobuf" in err
-
-
-def test_stages_that_answer_otherwise_than_the_model_are_refused(kept_run, translate, as_on_gpu, monkeypatch):
-    found = np.full((4, 1, 5), 7), np.zeros((4, 1))
-    monkeypatch.setattr(StagedSearch, "search", lambda search, ids: [one[: len(ids)] for one in found])
-    status, out, err = translate(kept_run, *SEARCH, "--engine", "onnx")
-    assert (status, out) == (1, "") and "does not answer as the model does" in err
-    assert all(f"/{name}-beams2" in err for name in STAGES)
 
 
 def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, translate):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.text.sentences import in_few_shapes
 
 TRACED: list[float] = []
 
@@ -40,3 +41,12 @@ def test_computations_are_compiled_once_each_without_a_warning_and_training_keep
             assert not rounds and switch.tensor_float_32_execution_enabled() == before, "training may round"
     assert [float(factor) for factor in range(8)] == TRACED
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "shape"), [(1, 2, (1, 16)), (5, 17, (8, 32)), (8, 64, (8, 64)), (0, 0, (1, 16))]
+)
+def test_shapes_are_powers_of_two(rows, width, shape):
+    found = in_few_shapes(ids := np.full((rows, width), 7, "int32"))
+    assert found.shape == shape and found.dtype == "int32" and found.sum() == ids.sum()
+    np.testing.assert_array_equal(found[:rows, :width], ids)

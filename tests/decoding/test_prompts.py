@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from export.artefacts import TrainedRun
-from export.onnx import step_model
+from export.onnx.export import step_model
 from keras_transformer import ops
 from keras_transformer.decoding import onnx_models, onnx_sessions
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs

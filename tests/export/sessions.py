@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from export.artefacts import TrainedRun
-from export.onnx import recorded as precision
+from export.onnx import tracer
+from export.onnx.export import new_tracer
 from export.onnx.graph import Model, ValueInfo, write_model
-from export.onnx.recorded import PRECISION
-from export.onnx.recorder import Recorder, model_of
+from export.onnx.tracer import model_of
 from keras_transformer import ops
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -39,7 +39,7 @@ def recorded(compute: Callable[..., Any], *inputs: np.ndarray, precision: str = 
 
     The last size of floating numbers is known, others are not; equal ones are known to be equal.
     """
-    r = Recorder(PRECISION[precision], num_positions=64)
+    r = new_tracer(precision, num_positions=64)
     infos = []
     for place, array in enumerate(inputs):
         shape: list[Any] = [f"size_{size}" for size in array.shape]
@@ -71,4 +71,4 @@ def keep_threads(patch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def sums_overflow() -> bool:
     """Whether sums of 8-bit products overflow on this processor."""
-    return bool(computed(lambda: precision.sums_overflow(ops.back_end()))[0])
+    return bool(computed(lambda: tracer.sums_overflow(ops.back_end()))[0])

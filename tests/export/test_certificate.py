@@ -1,10 +1,14 @@
-"""Certificates of good artefacts, of artefacts that differ from the model, and of artefacts that do not run."""
+"""Certificates of good artefacts, of artefacts that differ from the model, and of artefacts that do not run.
+
+At the end of the file: what they say of devices, and how they are written.
+"""
 
 import json
+import math
 import re
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +16,28 @@ import onnx
 import pytest
 
 from export.__main__ import main
-from export.artefacts import Decoding, TrainedRun
-from export.certificate import Artefact, Entry, artefacts_in, certify, comparison, execution, validation_text, verify
-from export.certificate.comparison import KeptCertificate
+from export.artefacts import Artefact, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution
+from export.certificate.comparison import KeptCertificate, certify, validation_text, verify
+from export.certificate.contents import Contents
+from export.certificate.execution import device_notes, may_use_gpu, why_no_gpu
+from export.certificate.judgement import Difference, Judgement, Measured
+from export.certificate.report import Certificate, Entry, Machine, write_certificate
 from export.onnx.export import write_graph
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from tests.export.conftest import DECODING, ROOT
-from tests.export.test_device import NO_LIBRARY
 from tests.golden.stored import unpack
 
+# What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
+NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \
+/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library \
+/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file
+\x1b[m
+\x1b[0;93m2026-01-02 03:04:05.7 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1094 Create] Failed to create \
+CUDAExecutionProvider. Require cuDNN 9.* and CUDA 12.*.\x1b[m
+"""
 NO_OPERATOR = "NOT_IMPLEMENTED: Gelu"
 SENTENCES = ["ba do", "gu", "lo mi fi"]
 TASK = Decoding(1, max_length=3), SENTENCES, SENTENCES
@@ -253,3 +268,89 @@ def test_a_damaged_certificate_a_missing_vocabulary_and_a_search_that_was_not_ke
     (kept / "tokenizer.model").unlink()
     with pytest.raises(RequestError, match=r"^no tokenizer at"):
         KeptCertificate(kept).expected()
+
+
+NO_DRIVER = """*************** EP Error ***************
+EP Error /src/cuda_call.cc:129 CUDA failure 35: CUDA driver version is insufficient when using ['CUDAExecutionProvider']
+Falling back to ['CPUExecutionProvider'] and retrying.
+"""
+OTHER = "2026-01-02 03:04:05.6 [W:onnxruntime:, transformer_memcpy.cc:111 ApplyImpl] 4 Memcpy nodes are added\n"
+# What is noted of a format and a precision that ran on a device, with this log; no note is "".
+NOTES = [
+    ("onnx", "float32", "GPU", "", "run on the GPU, with TF32 off"),
+    ("onnx", "float16", "GPU", "", ""),
+    ("onnx", "float32", "CPU", "", ""),
+    ("onnx", "float16", "CPU", "", "run on the CPU, because the runtime found no GPU"),
+    ("onnx", "float32", "CPU", NO_DRIVER, "run on the CPU, because the runtime could not use a GPU: /src/cuda"),
+    ("onnx", "int8", "CPU", "", ""),
+    ("tflite", "float16", "CPU", "", ""),
+]
+
+
+def test_a_certificate_says_which_device_was_used_and_why(tmp_path):
+    told = why_no_gpu(OTHER + NO_LIBRARY)
+    assert told.startswith("/src/provider_bridge_ort.cc:1962 Get() ") and told.endswith(
+        " cannot open shared object file"
+    )
+    assert why_no_gpu(NO_LIBRARY[NO_LIBRARY.index("\n") :]).startswith("Failed to create CUDAExecutionProvider.")
+    assert why_no_gpu(OTHER) == ""
+    for format, precision, device, log, note in NOTES:
+        artefact = Artefact(tmp_path, format, "ids", precision)
+        found = [*device_notes(artefact, device, log)]
+        assert [one[: len(note)] for one in found] == [note] * bool(note)
+        assert may_use_gpu(artefact) == (precision != "int8" and format != "tflite")
+
+
+MEASURED = Measured(
+    sentences=100, identical=99, score_difference=1e-6, mean_score_difference=1e-7, vector_difference=0.0, loss=0.0,
+    loss_error=0.0, bleu=41.2, model_bleu=41.3, bleu_interval=0.1, alone=64, batched_differ=1, padded_differ=2,
+    latency_seconds=0.0123, sentences_per_second=45.6, load_seconds=1.0, peak_bytes=300_000_000,
+    provider="CPUExecutionProvider", device="CPU", device_name="Chip 7", versions={"onnxruntime": "1.2"}, modules=[],
+)  # fmt: skip
+SAID = r"""
+| `good` | yes | 100 | 99.0% | 1.0e-06 | 41.20 (41.30) | 1 of 64 | 2 of 64 |
+| `good` | 1.5 | ai.onnx 21 | 1.00 | 300 | 12.3 | 45.6 | CPU |
+| `graph` | graph only |  |
+| `failed` | **no** |  |
+Note: no kernel.
+Operators beside the format's own: `com.me::Odd`.
+It ran on: CPUExecutionProvider (Chip 7), onnxruntime 1.2.
+Known differences of the format, which do not count:
+* probe 3: it drops a NUL
+21 answer(s) differ
+* line 6, batched: a \*dog\*
+  * model, -1.5000: ein Hund
+  * artefact, inf worse:
+  * the model kept its own by 5.0e-01 at piece 2
+and 1 more
+it \| crashed
+"""
+
+
+def test_the_certificate_is_written_for_programs_and_people(tmp_path):
+    contents = Contents(1_500_000, {"Loop": 1, "com.me::Odd": 2}, ["com.me::Odd"], {"ai.onnx": 21})
+    difference = Difference("line 6", "batched", "a *dog*", "ein Hund", "", -1.5, math.inf, 0.5, 2)
+    known = Judgement(True, "", MEASURED, (), known_differences=("probe 3: it drops a NUL",))
+    good = Entry("good", "onnx", "ids", "float32", True, "rule", "", contents, known, "translations")
+    bad = replace(good, name="bad", holds=False, reason="why")
+    bad = replace(bad, judgement=Judgement(False, "", MEASURED, (difference,) * 21))
+    graph = Entry("graph", "onnx", "ids", "float16", True, "rule", "no kernel", contents, verified="graph")
+    failed = Entry("failed", "onnx", "ids", "int8", False, "rule", "it | crashed")
+    machine: Machine = {"system": "Linux", "processors": 2, "threads": 1}
+    whole = Certificate((good, bad, graph, failed), {"corpus": "words"}, {"keras": "3"}, machine, "tok:13a")
+    for entries, words in (
+        ((good, graph), "Every artefact holds, 1 of them by the graph alone.\n"),
+        (whole.entries, "does not hold"),
+    ):
+        certificate = replace(whole, entries=entries)
+        paths = write_certificate(certificate, tmp_path)
+        text = paths[1].read_text()
+        assert certificate.holds == (entries is not whole.entries) and words in text
+    written = json.loads(paths[0].read_text())
+    assert written["holds"] is False
+    verified = {"good": "translations", "bad": "translations", "graph": "graph", "failed": "nothing"}
+    assert {entry["name"]: entry["verified"] for entry in written["entries"]} == verified
+    differences = written["entries"][1]["judgement"]["differences"]
+    assert (len(differences), differences[0]["text"], differences[0]["loss"]) == (21, "line 6", None)
+    assert [line for line in SAID.strip().splitlines() if line not in text] == []
+    assert {line.count("|") for line in text.split("\n") if line.startswith("|")} == {9}

@@ -16,9 +16,10 @@ import pytest
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from export import __main__ as command
-from export import certificate, tflite
+from export import tflite
 from export.__main__ import main
 from export.artefacts import open_run
+from export.certificate.report import Certificate
 from export.exporting import planned
 from keras_transformer.core import folders
 from keras_transformer.core.errors import RequestError
@@ -28,7 +29,7 @@ from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
 from tests.killed import killed_after
 
-NOTHING = certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
+NOTHING = Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
 
 
 def files_in(folder) -> set[str]:
@@ -122,7 +123,7 @@ def test_an_export_that_does_not_hold_is_written_beside_unless_it_is_forced(
     assert quick(stored_run, "--out", out) == 0
     (out / "tflite" / "float32.tflite").write_text("old")
     before = files_in(out)
-    monkeypatch.setattr(certificate.Certificate, "holds", property(lambda self: False))
+    monkeypatch.setattr(Certificate, "holds", property(lambda self: False))
     for _ in range(2):  # the second is refused in the place of the first
         assert quick(stored_run, "--out", out, "--overwrite") == 1
         told, error = capsys.readouterr()

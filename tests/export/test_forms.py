@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from export.artefacts import Decoding, TrainedRun
-from export.onnx import ids_model, step_model
+from export.onnx.export import ids_model, step_model
 from export.onnx.graph import all_nodes
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
@@ -133,16 +133,6 @@ def images(count) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 256, (count, 8, 8, 3)).astype("uint8")
 
 
-def test_a_graph_classifies_images_as_the_model_does(tmp_path):
-    """tests/golden has images in plain patches, and encoders with the default parts."""
-    recognizer = recognizer_of({"name": "attentive", "filters": 9})
-    recognizer.model.stem.attention.gamma.assign(0.7)  # at first the self-attention is the identity
-    graph = of(ids_model(TrainedRun(recognizer), Decoding(), "float32"), tmp_path)
-    probs, vectors = graph.run(None, {"images": images(6)})
-    np.testing.assert_allclose(probs, recognizer.probabilities(images(6)), atol=1e-5)
-    np.testing.assert_allclose(vectors, recognizer.embed(images(6)), atol=1e-4)
-
-
 HISTORIES = [[], ["item 3"], [f"item {number % 7}" for number in range(12)], ["item 5"] * CONTEXT, ["item 9"] * 3]
 HISTORIES += [[f"item {(3 * number) % 11}" for number in range(CONTEXT + 9)]]
 
@@ -151,15 +141,3 @@ def recommender_of(**options) -> Recommender:
     keras.utils.set_random_seed(3)
     items = Items([f"item {number}" for number in range(30)])
     return Recommender(sharpened(SequenceEncoder(items.vocabulary_size, CONTEXT, **SIZES, **options)), items)
-
-
-@pytest.mark.parametrize("variant", ["places", "xpos"])
-def test_a_graph_recommends_as_the_model_does(variant, tmp_path):
-    recommender = recommender_of(**VARIANTS.get(variant, {"positions": variant}))
-    graph = of(ids_model(TrainedRun(recommender), Decoding(), "float32"), tmp_path)
-    ids = padded([[START, *recommender.items.encode(history)] for history in HISTORIES])
-    found, probs, vectors = graph.run(None, {"ids": ids})
-    np.testing.assert_allclose(vectors, recommender.embed(HISTORIES), atol=1e-4)
-    for row, expected in enumerate(recommender.recommend(HISTORIES, 20)):
-        assert [recommender.items.names[id - 4] for id in found[row]] == [one.item for one in expected]
-        np.testing.assert_allclose(probs[row], [one.probability for one in expected], atol=1e-5)

@@ -11,7 +11,6 @@ import keras_transformer
 from export.__main__ import main
 from export.artefacts import Decoding, TrainedRun
 from export.hub import export_huggingface, probes
-from export.hub_forms import emitted
 from export.hub_text import tokenizer_json
 from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import import_huggingface, read_huggingface
@@ -53,27 +52,13 @@ EVERY = of(*{name.split()[0] for name in MODELS})
 
 @EVERY
 def test_the_import_reads_the_model_that_was_written(made):
-    """With the same probabilities for ids that may be written."""
+    """The export itself has compared the logits of ids that may be written."""
     found, config = read_huggingface(made.folder), model_config(made.run.model)
     assert json_of(made.folder / "config.json")["model_type"] == made.name.split()[0]
     assert found.labels == [*made.run.pipeline.names]
-    inputs = probes(config)
-    ours = np.array(made.run.model(inputs))
-    if not found.vocabularies:
-        np.testing.assert_allclose(np.array(found.model()(inputs)), ours, atol=1e-4)
-        return
-    places = {id: place for place, id in reversed([*enumerate(found.target.ids)])} | {START: START, END: END}
-    sources = {id: place for place, id in reversed([*enumerate(found.source.ids)])} | {START: START, END: END}
-    mapped = {
-        name: np.vectorize(lambda id, of=sources if name == "source_ids" else places: of[id])(ids)
-        for name, ids in inputs.items()
-    }
-    theirs = np.array(found.model()(mapped))
-    ends = [np.atleast_1d(one.get("end_ids", END)) for one in (found.config, config)]
-    assert [found.target.ids[id] for id in ends[0]] == [*ends[1]]
-    if not found.labels:
-        ours, theirs = ours[..., emitted(config)], theirs[..., [places[id] for id in emitted(config)]]
-    np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.ptp(ours))
+    if found.vocabularies:
+        ends = [np.atleast_1d(one.get("end_ids", END)) for one in (found.config, config)]
+        assert [found.target.ids[id] for id in ends[0]] == [*ends[1]]
 
 
 @of("t5", "vit")

@@ -1,6 +1,6 @@
 """Which answers hold: every number, type and shape of every trial, and which differences from the model.
 
-At the end of the file: how nearly a search lost its hypothesis.
+At the end of the file: how nearly a search lost its hypothesis, and how much of a loss of BLEU chance explains.
 """
 
 import math
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from keras import ops
+from sacrebleu.metrics import BLEU
 
 from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
 from export.certificate import judgement
 from export.certificate.comparison import expected_of
 from export.certificate.expected import Choice, best_left_out
-from export.certificate.judgement import Judgement, judge
+from export.certificate.judgement import Judgement, bleu_of, bleu_statistics, compare_bleu, judge
 from export.certificate.runner import Result
 from export.certificate.searches import ExpectedSearch, is_whole
 from keras_transformer.checking.answers import Known
@@ -96,7 +97,7 @@ def sure(expected) -> int:
 
 def test_probes_are_the_texts_whose_best_translation_is_the_best_by_most(expected):
     gaps = {
-        tuple(expected.read(place)): one.score - other.score
+        tuple(expected.model.read(place)): one.score - other.score
         for place, (one, other, *_) in enumerate(expected.hypotheses)
     }
     found = [gaps[tuple(probe.source_ids)] for probe in expected.probes(range(100))]
@@ -324,8 +325,39 @@ def test_the_narrowest_choice_is_found(translator):
     decoding = Decoding(1, max_length=5)
     expected: Any = expected_of(TrainedRun(translator), decoding, Texts([], [], SENTENCES[:2]), None)
     for place, [best, *_] in enumerate(expected.hypotheses):
-        source_ids = np.array([expected.read(place)], "int32")
+        source_ids = np.array([expected.model.read(place)], "int32")
         inputs = {"source_ids": source_ids, "target_ids": np.array([[START, *best.ids[:-1]]])}
         log_probs = np.sort(ops.convert_to_numpy(ops.log_softmax(translator.model(inputs)))[0, :, END:], axis=-1)
         gaps = log_probs[:, -1] - log_probs[:, -2]
         assert expected.narrowest_choice(place) == (pytest.approx(gaps.min(), abs=1e-4), gaps.argmin() + 1)
+
+
+def sacrebleu(texts, references):
+    return BLEU(effective_order=True).corpus_score(texts, [references]).score
+
+
+def test_bleu_from_statistics_equals_sacrebleu():
+    """Of single words it is the share that is right; with plain BLEU, of up to four words, each would have 0."""
+    for texts, references in ((lines(1, 50), lines(2, 50)), (["eins", "zwei"], ["eins", "drei"])):
+        ours = bleu_of(bleu_statistics(texts, references).sum(axis=0))
+        assert ours == pytest.approx(sacrebleu(texts, references))
+    assert ours == pytest.approx(50)
+
+
+def test_the_bootstrap_draws_the_same_sentences_for_both():
+    """If two systems err alike, their difference never varies; if one errs now and then, it does."""
+    references = [f"one two three four five {number}" for number in range(100)]
+    worse = [line.replace("five", "six") for line in references]
+    bleu, model_bleu, interval = compare_bleu(worse, worse, references)
+    assert bleu == model_bleu < 100 and interval == 0
+    mixed = [worse[number] if number % 4 == 0 else line for number, line in enumerate(references)]
+    bleu, model_bleu, interval = compare_bleu(mixed, references, references)
+    assert model_bleu == pytest.approx(100)
+    generator, scores = np.random.default_rng(0), []
+    for _ in range(200):
+        drawn = generator.integers(100, size=100)
+        scores.append(sacrebleu([mixed[place] for place in drawn], [references[place] for place in drawn]))
+    low, high = np.percentile(scores, [2.5, 97.5])
+    assert 1 < interval < model_bleu - bleu
+    assert interval == pytest.approx((high - low) / 2, rel=0.2)
+    assert compare_bleu(mixed, references, references).interval == interval

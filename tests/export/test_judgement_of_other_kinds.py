@@ -136,6 +136,6 @@ def test_continuations_of_the_model_hold_and_less_likely_ones_do_not():
     ids["added_ids"][2], scores[2] = list(other), continuations.model.log_probs([2], [other])[0]
     found = judged(continuations, ids)
     assert "line 3 (batched)" in found.reason and found.differences[0].loss > 1
-    rows = [other[: continuations.limit(place)] for place in range(12)]
+    rows = [other[: continuations.model.limit(place)] for place in range(12)]
     outputs = {"added_ids": [*map(list, rows)], "score": continuations.model.log_probs(range(12), rows)}
     assert "finds its answers worse than its own by" in judged(continuations, outputs, "int8").reason

@@ -14,8 +14,9 @@ import keras
 import pytest
 
 from export.__main__ import FORMATS
-from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun
-from export.certificate import artefacts_in, certify, comparison, execution, judgement, runner
+from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution, judgement, runner
+from export.certificate.comparison import certify
 from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts
@@ -155,7 +156,7 @@ def test_its_certificate_holds(run, format, precision, tmp_path):
     decoding = GREEDY if format == "ctranslate2" else DECODING
     write_artefacts(run, tmp_path, decoding, [(format, precision)])
     takes = {"saved_model": "text", "ctranslate2": "pieces"}.get(format, "ids")
-    (artefact,) = [one for one in artefacts_in(tmp_path) if one.takes == takes]
+    (artefact,) = [one for one in artefacts_in(tmp_path) if one.interface == takes]
     (entry,) = certify(run, tmp_path, [artefact], decoding, SENTENCES, SENTENCES).entries
     assert entry.holds, entry.reason
     assert entry.verified == "translations" and entry.judgement is not None

@@ -18,10 +18,11 @@ import onnx
 import pytest
 import tensorflow as tf
 
-from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
-from export.certificate import artefacts_in, certify, comparison, execution, runner, verify, write_certificate
-from export.certificate.comparison import KeptCertificate
+from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution, runner
+from export.certificate.comparison import KeptCertificate, certify, verify
 from export.certificate.execution import Execution
+from export.certificate.report import write_certificate
 from export.exporting import write_artefacts
 from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
@@ -120,7 +121,7 @@ def runs_here() -> Iterator[None]:
     known: dict[Any, Any] = {}
 
     def run(artefact: Artefact, task: Any) -> Execution:
-        if (artefact.format, artefact.takes) == ("onnx", "text"):
+        if (artefact.format, artefact.interface) == ("onnx", "text"):
             return run_apart(artefact, task)
         try:
             return Execution(runner.run(task), "")
@@ -295,12 +296,12 @@ def test_ids_and_images_of_any_shape_are_answered_and_pad_in_front_changes_nothi
     expected = comparison.expected_of(export.run, export.decoding, Texts([], [], []), None)
     signature, run = expected.signature, export.run
     item = signature(run.pipeline, run.model, export.decoding).item_shape()
-    made = [one for one in artefacts_in(export.folder) if one.takes == "ids" or not signature.text_stem]
+    made = [one for one in artefacts_in(export.folder) if one.interface == "ids" or not signature.text_stem]
     assert made
     for artefact in made:
         load = runner.script_of(artefact.format)["prepare"](execution.task_of(artefact, expected, 1))
         ask = next(iter(runner.Loaded(*load()).signatures.values()))
-        outputs = signature.outputs("", artefact.takes == "text")
+        outputs = signature.outputs("", artefact.interface == "text")
         for count, width in SHAPES:
             shape = (count, *(item or [width]))
             batch: Any = np.full(shape, 9, signature.input_type)

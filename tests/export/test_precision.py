@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.onnx import recorded as precisions
-from export.onnx.recorded import PRECISION, quantize
-from export.onnx.recorder import Recorder
+from export.onnx import tracer
+from export.onnx.tracer import PRECISION, Tracer, quantize
 from keras_transformer import ops
 from keras_transformer.layers.layer import make_part
 from keras_transformer.spec import part_registry
@@ -127,10 +126,10 @@ def test_where_8_bit_sums_overflow_the_states_have_7(monkeypatch, is_positive):
         product = ops.product(ops.relu(x) if is_positive else x, kernel)
         return quantized.pop(), product
 
-    emitted = Recorder.emit
-    monkeypatch.setattr(Recorder, "emit", emit)
+    emitted = Tracer.emit
+    monkeypatch.setattr(Tracer, "emit", emit)
     for has_7_bits, most in ((False, 255), (True, 127)):  # 2 · 127 · 127 < 2^15: two products fit in 16 bits
-        monkeypatch.setattr(precisions, "sums_overflow", lambda r, answer=has_7_bits: np.array(answer))
+        monkeypatch.setattr(tracer, "sums_overflow", lambda r, answer=has_7_bits: np.array(answer))
         integers, found = int8(integers_and_product, x)
         assert integers.max() == most
     assert np.square(found - x @ kernel).mean() < 0.02**2 * np.square(x @ kernel).mean()

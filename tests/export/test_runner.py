@@ -14,7 +14,7 @@ from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, art
 from export.certificate import onnx_runner
 from export.certificate.execution import run_artefact
 from export.certificate.runner import batch_of_ids
-from export.onnx import encoder_model, step_model, translate_model
+from export.onnx.export import encoder_model, step_model, translate_model
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END
@@ -43,7 +43,7 @@ def echo(path: Path, score_axes: list[int]) -> Artefact:
 def task_for(artefact: Artefact, texts: list[Any], **changed: Any) -> Any:
     """A task of the runner for these texts, without probes."""
     return {
-        "paths": [str(path) for path in artefact.paths], "format": artefact.format, "takes": artefact.takes,
+        "paths": [str(path) for path in artefact.paths], "format": artefact.format, "takes": artefact.interface,
         "input": "source_ids", "gpu": False, "threads": 1, "texts": texts, "num_alone": 64, "alone_seconds": 5.0,
         "num_first": 0, "num_long": 0, "num_few": 64, "batch_size": 32, "pad_columns": 16, "reads": [],
         "tokenizer": None, "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0,
@@ -62,7 +62,7 @@ def test_artefacts_are_known_by_their_names(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     found = {one.path.relative_to(tmp_path).as_posix(): one for one in artefacts_in(tmp_path)}
-    assert {name: (one.takes, one.precision) for name, one in found.items()} == expected
+    assert {name: (one.interface, one.precision) for name, one in found.items()} == expected
     assert found["onnx/encoder.onnx"].paths == [tmp_path / "onnx" / "encoder.onnx", tmp_path / "onnx" / "step.onnx"]
 
 

@@ -11,7 +11,7 @@ from keras import ops
 
 from export import tflite, tflite_converter
 from export.artefacts import Artefact, Decoding, TrainedRun, open_run
-from export.certificate.rules import known_difference
+from export.certificate.expected import known_difference
 from export.tflite import export_tflite
 from keras_transformer.checking.certificate_texts import ODD_TEXTS, Texts
 from keras_transformer.core.errors import JobError

@@ -400,4 +400,4 @@ def test_a_certificate_counts_the_tag_of_a_translation_that_the_model_did_not_fi
     assert "sea" not in [one.text for one in expected.hypotheses[0]]
     score = scored.log_prob / penalty(scored.num_tokens, 0.6)
     [compared] = expected.compare([0], [{"translation": "sea", "score": score}])
-    assert compared.is_known and abs(compared.gap) + compared.guess_gap < 1e-5
+    assert compared.is_known and abs(compared.score_error) + compared.guess_error < 1e-5

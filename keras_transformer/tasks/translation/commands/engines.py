@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -13,20 +12,13 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.checking.probes import as_json, chosen_probes
 from keras_transformer.commands import export_module, graph_cache
-from keras_transformer.commands.graph_cache import (
-    TrainedRun,
-    folder_of,
-    graphs_for,
-    may_use_keras,
-    start_tensorflow,
-    uses_gpu,
-)
+from keras_transformer.commands.graph_cache import TrainedRun, folder_of, graphs_for, may_use_keras, start_tensorflow
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.runs.export_folder import STAGES, ExportFolder, Graphs, file_name
-from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.runs.export_folder import ExportFolder, Graphs, file_name
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import SIDES
 from keras_transformer.tasks.translation.pipeline import translator_of
@@ -45,7 +37,6 @@ def graphs_of(
     options: SearchOptions,
     precision: str,
     with_halves: bool,
-    with_stages: bool = False,
 ) -> Graphs:
     """Where the graphs for these options belong; they need not be there yet.
 
@@ -54,7 +45,6 @@ def graphs_of(
         options: the search, which is inside the graph of a translator.
         precision: the precision of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
-        with_stages: whether the translator's search is needed in stages too.
     """
     folder = folder_of(runs)
     if with_halves:
@@ -62,8 +52,7 @@ def graphs_of(
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
-    translate, *stages = (folder / file_name(f"{name}-{search}", precision) for name in ("translate", *STAGES))
-    return Graphs(translate, None, None, *(stages if with_stages else ()))
+    return Graphs(folder / file_name(f"translate-{search}", precision), None, None)
 
 
 def write(
@@ -87,17 +76,12 @@ def write(
         OSError: the cache cannot be written.
         JobError: the model's weights hold NaN or infinity.
     """
-    onnx, artefacts = export_module("onnx"), export_module("artefacts")
+    onnx, artefacts = export_module("onnx.export"), export_module("artefacts")
     # A graph that serves all languages names those alone that the run means where none are named.
     trained = replace(artefacts.between(trained, *sides), languages=trained.languages)
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
-    stages = {name: path for name, path in graphs.present() if name in STAGES}
     for name, path in graphs.present():
-        if name not in stages:
-            onnx.write_graph(trained, path, name, decoding, precision)
-    if stages:
-        with suppress(artefacts.Unwritable):  # without them the loop inside runs, which the decoder tells
-            onnx.write_stages(trained, stages, decoding, precision)
+        onnx.write_graph(trained, path, name, decoding, precision)
     chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
     write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
 
@@ -167,9 +151,7 @@ def chosen_decoder(
 
     def place() -> Graphs:
         runs = [RunFolder(one) for one in runs_of(arguments)]
-        # Stages have one beginning inside, and the graph of a model between many languages serves all.
-        may_be_staged = precision != "int8" and not any("language_tags" in read_config(one) for one in runs)
-        return graphs_of(runs, options, precision, with_halves, may_be_staged and uses_gpu(arguments.provider))
+        return graphs_of(runs, options, precision, with_halves)
 
     reasons = reasons_for_keras(arguments, options, with_halves)
     own_write = partial(write, run=run, options=options, precision=precision, sides=sides_of(arguments))
