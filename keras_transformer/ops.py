@@ -147,9 +147,9 @@ class _Numpy:
         return np.asarray(values).astype(dtype)
 
     @staticmethod
-    def where(condition: np.ndarray, values: Tensor, others: Tensor) -> np.ndarray:
+    def where(condition: np.ndarray, values: Any, others: Any) -> np.ndarray:
         """Chooses as Keras does, where two Python floats give float32."""
-        chosen = np.asarray(np.where(condition, values, others))
+        chosen = np.where(condition, values, others)
         return chosen.astype("float32") if chosen.dtype == np.float64 else chosen
 
     @staticmethod
