@@ -329,7 +329,7 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
         data = _read_array(file, PROGRESS, None)
     try:
         kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
-        return parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+        return dict(parse_json(data.tobytes(), object_of(kinds), has_constants=True))
     except Mismatch as error:
         raise OtherArrays(f"{path} is damaged, or another version's (its progress: {error})") from error
     except ValueError as error:

@@ -366,7 +366,7 @@ def record_vocabularies(run: Run[Settings], tokenizers: Tokenizers) -> None:
 
 
 def _tokenized(
-    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: PairSettings, **options: object
+    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: PairSettings, **options: Any
 ) -> TokenizedCorpus:
     try:
         return TokenizedCorpus.open(folder)

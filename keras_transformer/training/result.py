@@ -154,7 +154,7 @@ def _validation_loss(run: Run[Settings], data: Prepared, model: FamilyModel, num
     """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
         model.compile(loss=run.task.loss(run.settings))
-        return model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"]
+        return float(model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"])
     loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):

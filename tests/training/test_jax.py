@@ -23,7 +23,7 @@ def test_jax_trains_without_tensorflow(processes, tmp_path):
 
 
 def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
-    usual = settings_of("translation")()
+    usual: Any = settings_of("translation")()
     refused: dict[str, dict[str, Any]] = {
         "--accumulate": {"accumulate": 2},
         "--r-drop": {"r_drop": 1.0},

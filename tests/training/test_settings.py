@@ -28,7 +28,6 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
-from keras_transformer.training.common_settings import settings_of
 from keras_transformer.training.request import (
     as_given,
     check,
@@ -487,7 +486,7 @@ def test_xla_is_for_long_runs_of_few_shapes_on_a_gpu():
         settings: Any = request.with_xla_decided(replace(Settings(), **given), on_gpu)
         assert (settings.xla, settings.static_shapes) == expected, name
     for task, has_few in {"images": True, "language-model": True, "masked-tokens": False}.items():
-        settings = request.with_xla_decided(settings_of(task)(**long), True)
+        settings = request.with_xla_decided(TASKS[task].settings(**long), True)
         assert settings.xla is has_few, task
     pairs = TASKS["language-model"].settings(**long, source="a", target="b")
     assert request.with_xla_decided(pairs, True).xla is False, "pairs have many lengths"
