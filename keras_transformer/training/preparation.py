@@ -330,7 +330,7 @@ def _learned_tokenizers(run: Run[Any], tags: list[str]) -> Tokenizers:
 
 
 def train_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], **kind: Any) -> Tokenizer:
-    """Learns a vocabulary; of the largest size that the text supports if the run may lower the size.
+    """Learns a vocabulary. Where no flag gives its size, it may be smaller: the largest that the text supports.
 
     Args:
         run: with the size and the type of the vocabulary.
@@ -345,7 +345,7 @@ def train_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], 
         try:
             return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, **kind)
         except VocabularyTooLarge as error:
-            if not run.lowers_vocabulary or error.most >= size:
+            if "vocabulary_size" in run.given or error.most >= size:
                 raise
             say(f"the training text supports no vocabulary of {size:,} pieces: taking {error.most:,}")
             size = error.most

@@ -113,11 +113,3 @@ class Run(Generic[S]):
     def task(self) -> TaskModule:
         """What the run learns."""
         return task_module(self.settings)
-
-    @property
-    def lowers_vocabulary(self) -> bool:
-        """True if training may shrink the vocabulary to what the text supports.
-
-        Not if the user gave the size; a run that is resumed does not tell whether it was given.
-        """
-        return "vocabulary_size" not in self.given
