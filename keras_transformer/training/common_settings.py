@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -290,6 +290,20 @@ class Settings:
             if its.reads == "folder" and given and folder.is_relative_to(Path(given).resolve()):  # it would be read
                 place = f"the new run must not lie in {its.spelling}, {given}"
                 raise RequestError(f"{place}; received: {self.folder}; {MEND}")
+
+
+class Layer(dict[str, Any]):
+    """Some settings of a task by their names: those of a recipe, of a preset, of a run that is fine-tuned, or of flags.
+    What the task has not is left out.
+    """
+
+    def __init__(self, settings: type[Settings], values: Mapping[str, Any]):
+        super().__init__({name: values[name] for name in settings.flags if name in values})
+        self.settings = settings
+
+
+class Given(Layer):
+    """The settings that flags give, each checked for itself; see `request.as_given`."""
 
 
 def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[type[S]], type[S]]:

@@ -243,13 +243,16 @@ def naming_files(files: str) -> Iterator[None]:
 
 
 def one_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
-    """Returns the vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`, or learned.
-
-    Raises:
-        RequestError: the vocabulary lacks what the task needs.
-    """
-    settings = run.settings
-    tokenizer, _ = _tokenizers_of(run, lambda: Tokenizers(*[train_tokenizer(run, lines, **kind)] * 2))
+    """Returns the vocabulary of a run of one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
+    settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
+    if run.is_resumed and path.is_file():
+        return load_tokenizer(path)
+    if settings.init_from:
+        tokenizer = load_tokenizer(RunFolder(settings.init_from).tokenizers(separate=False)[0])
+    elif settings.tokenizer:
+        tokenizer = Tokenizer.load(settings.tokenizer)
+    else:
+        tokenizer = train_tokenizer(run, lines, **kind)
     needs = {
         "keeps_text": ("a piece for line breaks", tokenizer.has_line_breaks),
         "has_mask": ("a mask", tokenizer.has_mask),
@@ -260,15 +263,13 @@ def one_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], **
                 f"expected a vocabulary with {piece}, as a run of --task {settings.task} has; received that of "
                 f"{settings.tokenizer or settings.init_from}"
             )
+    if run.is_chief:
+        tokenizer.save(path.with_suffix(tokenizer.suffix))
     return tokenizer
 
 
 def _tokenizers(run: Run[Any], tags: list[str]) -> Tokenizers:
-    def learn() -> Tokenizers:
-        with naming_files(training_files(run.settings)):
-            return _learned_tokenizers(run, tags)
-
-    tokenizers = _tokenizers_of(run, learn)
+    tokenizers = _tokenizers_of(run, tags)
     if run.settings.sampling and not tokenizers.source.is_sentencepiece:
         why = f"--sampling draws among the pieces of SentencePiece; {run.settings.init_from} has another vocabulary"
         if "sampling" in run.given:
@@ -284,27 +285,23 @@ def _tokenizers(run: Run[Any], tags: list[str]) -> Tokenizers:
     return tokenizers
 
 
-def _tokenizers_of(run: Run[TextSettings], learn: Callable[[], Tokenizers]) -> Tokenizers:
-    """Returns the vocabularies of a run: its own, those of `--init-from` or `--tokenizer`, or learned ones."""
+def _tokenizers_of(run: Run[Any], tags: list[str]) -> Tokenizers:
     settings, folder = run.settings, run.folder
     if run.is_resumed and all(path.is_file() for path in _files(folder, settings)):
-        return _loaded(_files(folder, settings))
+        return Tokenizers(*map(load_tokenizer, _files(folder, settings)))
     if settings.init_from:
-        tokenizers = _loaded(_files(RunFolder(settings.init_from), settings))
+        tokenizers = Tokenizers(*map(load_tokenizer, _files(RunFolder(settings.init_from), settings)))
     elif settings.tokenizer:
-        tokenizers = Tokenizers(*[Tokenizer.load(settings.tokenizer)] * 2)
+        joint = Tokenizer.load(settings.tokenizer)
+        tokenizers = Tokenizers(joint, joint)
     else:
-        tokenizers = learn()
+        with naming_files(training_files(settings)):
+            tokenizers = _learned_tokenizers(run, tags)
     if run.is_chief:
         are_two = settings.has_two_vocabularies or tokenizers.source.model != tokenizers.target.model
         for path, tokenizer in zip(folder.tokenizers(are_two), tokenizers, strict=True):
             tokenizer.save(path.with_suffix(tokenizer.suffix))
     return tokenizers
-
-
-def _loaded(paths: tuple[Path, Path]) -> Tokenizers:
-    source = load_tokenizer(paths[0])
-    return Tokenizers(source, source if paths[0] == paths[1] else load_tokenizer(paths[1]))
 
 
 def _files(folder: RunFolder, settings: Settings) -> tuple[Path, Path]:

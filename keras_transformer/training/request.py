@@ -40,13 +40,15 @@ from keras_transformer.training.common_settings import (
     MEND,
     TOLD_BY_DATA,
     Flag,
+    Given,
+    Layer,
     Settings,
     TextSettings,
     own_data,
     settings_of,
     wrong_task_message,
 )
-from keras_transformer.training.task import Given, Layer, Run, task_module
+from keras_transformer.training.task import Run, training_of
 
 keras: Any = LazyModule("keras")
 LEAST_STEPS_FOR_XLA = 10_000
@@ -493,7 +495,7 @@ def _check_jax(settings: Settings) -> None:
 
 def _corpus(settings: Settings) -> Corpus[Any]:
     load_tensorflow()
-    return task_module(settings).corpus(settings)
+    return training_of(settings.task).corpus(settings)
 
 
 def _new_config(settings: Settings, corpus: Corpus[Any], parent: RunConfig | None) -> RunConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
@@ -11,7 +11,7 @@ from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.common_settings import S, Settings
+from keras_transformer.training.common_settings import Given, S
 
 if TYPE_CHECKING:
     import keras
@@ -66,23 +66,9 @@ class TaskModule(Protocol):
         """What is measured on the model that a run ends with."""
 
 
-def task_module(settings: Settings) -> TaskModule:
-    """Imports the module `training` of the task that the settings are of."""
-    return cast(TaskModule, TASKS[settings.task].module("training"))
-
-
-class Layer(dict[str, Any]):
-    """Some settings of a task by their names: those of a recipe, of a preset, of a run that is fine-tuned, or of flags.
-    What the task has not is left out.
-    """
-
-    def __init__(self, settings: type[Settings], values: Mapping[str, Any]):
-        super().__init__({name: values[name] for name in settings.flags if name in values})
-        self.settings = settings
-
-
-class Given(Layer):
-    """The settings that flags give, each checked for itself; see `request.as_given`."""
+def training_of(task: str) -> TaskModule:
+    """Imports the module `training` of a task."""
+    return cast(TaskModule, TASKS[task].module("training"))
 
 
 @dataclass
@@ -112,4 +98,4 @@ class Run(Generic[S]):
     @property
     def task(self) -> TaskModule:
         """What the run learns."""
-        return task_module(self.settings)
+        return training_of(self.settings.task)

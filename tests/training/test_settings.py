@@ -28,6 +28,7 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
+from keras_transformer.training.common_settings import Layer
 from keras_transformer.training.request import (
     as_given,
     check,
@@ -39,7 +40,7 @@ from keras_transformer.training.request import (
     resumed,
     wanted_settings,
 )
-from keras_transformer.training.task import Layer, Run
+from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
 from tests.tiny_corpus import corpus_with, resolved, write_corpus
 

@@ -17,9 +17,9 @@ from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import learning, timing
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.common_settings import Given
 from keras_transformer.training.flags import parser
 from keras_transformer.training.request import as_given, learning_rate, model_arguments, with_steps
-from keras_transformer.training.task import Given
 from keras_transformer.training.timing import Estimate
 from tests.tiny_corpus import corpus_with, resolved, tiny_flags, write_corpus
 from tests.training.runs import assert_same_end, trained
