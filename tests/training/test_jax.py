@@ -36,7 +36,7 @@ def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
         with pytest.raises(RequestError, match=f"^{name} needs TensorFlow; received KERAS_BACKEND=jax"):
             request._check_devices(replace(usual, **given))
     request._check_devices(usual)
-    decided = request.with_xla_decided(usual, on_gpu=False)
+    decided: Any = request.with_xla_decided(usual, on_gpu=False)
     assert decided.xla and decided.static_shapes == request.USUAL_SHAPES, "JAX compiles for each shape"
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(RequestError, match="^training runs on TensorFlow or JAX; received KERAS_BACKEND=torch"):
