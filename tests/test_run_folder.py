@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.runs import run_folder as runs
-from keras_transformer.runs.run_config import FORMAT, MAX_CONFIG_BYTES
+from keras_transformer.runs.run_folder import FORMAT, MAX_CONFIG_BYTES
 from keras_transformer.spec import model_spec
 
 
@@ -118,7 +119,7 @@ def test_a_run_that_could_not_be_read_again_is_not_written(run_folder):
     config, before = runs.read_config(run_folder), (run_folder / "config.json").read_bytes()
     for change in ({"labels": ["a", "b\nc"]}, {"labels": ["a", "a"]}, {"corpus": {"source_language": "\x1b[31m"}}):
         with pytest.raises(RequestError, match="under '(labels|corpus).*: choose another name$"):
-            runs.write_config(runs.RunFolder(run_folder), {**config, **change})
+            runs.write_config(runs.RunFolder(run_folder), replace(config, **change))
     assert (run_folder / "config.json").read_bytes() == before
 
 
@@ -132,7 +133,7 @@ def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
 def test_info_tells_the_depth_of_both_sides_only_where_it_holds(run_folder, capsys):
     config = runs.read_config(run_folder)
     for sides in ({"encoder_layers": 3}, {"encoder_layers": 3, "decoder_layers": 3}):
-        runs.write_config(runs.RunFolder(run_folder), {**config, "model": {**config["model"], **sides}})
+        runs.write_config(runs.RunFolder(run_folder), replace(config, model={**config.model, **sides}))
         assert main(["info", str(run_folder)]) == 0
         assert ("  num_layers: " in capsys.readouterr().out) == (len(sides) == 1)
 
@@ -165,10 +166,10 @@ def test_a_damaged_tokenizer_is_named(run_folder, monkeypatch, capfdbinary):
 def test_a_config_is_written_in_the_present_format_with_the_version_that_wrote_it_last(run_folder):
     before = runs.read_config(run_folder)
     versions = {"keras": "3", "keras-transformer": "0.1.0"}
-    runs.write_config(runs.RunFolder(run_folder), {**before, "format": 1, "versions": versions})
+    runs.write_config(runs.RunFolder(run_folder), replace(before, versions=versions))
     assert json.loads((run_folder / "config.json").read_text())["format"] == FORMAT == 2
     versions["keras-transformer"] = keras_transformer.__version__
-    assert runs.read_config(run_folder) == {**before, "versions": versions}
+    assert runs.read_config(run_folder) == replace(before, versions=versions)
 
 
 def test_a_missing_argument_has_its_default(run_folder, tiny_model):
@@ -176,14 +177,14 @@ def test_a_missing_argument_has_its_default(run_folder, tiny_model):
     needed = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim", "max_source_length")
     rewrite(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
     assert runs.read_config(run_folder) == whole
-    assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *model_spec.ARGUMENTS}
+    assert whole.model == model_config(tiny_model) and whole.model.keys() == {"kind", *model_spec.ARGUMENTS}
 
 
 @pytest.mark.parametrize(("length", "holds"), [(6, True), (7, False), (0, False), (True, False)])
 def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, holds):
     model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
     run = runs.RunFolder(tmp_path)
-    runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
+    runs.write_config(run, runs.RunConfig(model, {}, answer_length=length))
     error = "expected a whole number from 1( to 6)? under 'answer_length'; received"
     with nullcontext() if holds else pytest.raises(RequestError, match=error):
-        assert runs.read_config(run)["answer_length"] == length
+        assert runs.read_config(run).answer_length == length

@@ -238,7 +238,7 @@ def test_a_file_that_hdf5_cannot_read_is_no_damage_to_the_model(run_folder, monk
     checked = files._check_arrays
     monkeypatch.setattr(files, "_check_arrays", lambda path, *sizes: checked(path.parent, *sizes))
     with pytest.raises(IsADirectoryError):
-        runs.check_model(runs.RunFolder(run_folder))
+        runs.check_model(runs.RunFolder(run_folder), runs.read_config(run_folder))
 
 
 def test_the_configuration_inside_is_not_even_read(run_folder, monkeypatch):
@@ -258,8 +258,8 @@ def test_the_configuration_inside_is_not_even_read(run_folder, monkeypatch):
 
 def test_a_config_that_asks_for_more_than_the_file_holds_is_refused_in_one_line(run_folder, capsys):
     config = runs.read_config(run_folder)
-    config["model"]["hidden_dim"] = 65_536
-    (run_folder / "config.json").write_text(json.dumps(config))
+    config.model["hidden_dim"] = 65_536
+    (run_folder / "config.json").write_text(json.dumps(config.sections))
     assert_refused(run_folder, r"expected about [\d,]+ bytes of weights; it holds")
     assert main(["translate", str(run_folder)]) == 2
     error = capsys.readouterr().err

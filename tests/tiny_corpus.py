@@ -1,7 +1,14 @@
 """A parallel text that a tiny model can learn: sentences of a few syllables, and the same backwards."""
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from keras_transformer.runs.run_folder import RunConfig
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.training.common_settings import settings_of
+from keras_transformer.training.request import as_given, resolve
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu", "pa", "ro", "si", "tu"]
 
@@ -26,3 +33,17 @@ def tiny_flags(folder: Path, out: Path) -> list[str]:
         *sizes.split(),
         *training.split(),
     ]
+
+
+def corpus_with(recipe: Mapping[str, Any], num_pairs: int = 0) -> Corpus[Any]:
+    """A corpus without text, which brings a recipe."""
+    return Corpus("numbers:en-de", "en", "de", lambda: iter([]), lambda: iter([]), "", {**recipe}, num_pairs=num_pairs)
+
+
+def resolved(
+    flags: dict[str, Any], recipe: Mapping[str, Any] | None = None, num_pairs: int = 0, parent: RunConfig | None = None
+) -> Any:
+    """The settings of a new run with these flags on a corpus with this recipe."""
+    given = as_given(flags, settings_of(flags.get("task") or (parent.task if parent else "translation")))
+    given.settings.check_given(given)
+    return resolve(given, corpus_with(recipe or {}, num_pairs), parent)

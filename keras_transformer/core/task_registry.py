@@ -75,7 +75,7 @@ TASKS = {
 DEFAULT_TASK = next(iter(TASKS))
 
 
-def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
+def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
     """Returns the task of a model: the one that its folder names, or else one that what the folder holds fits.
 
     Args:
@@ -98,12 +98,3 @@ def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
     for task in [*[task for task in fitting if task == name], *marked, *plain]:
         return task
     raise ValueError(f"expected a model of a kind that a task has; received {kind!r:.60}")
-
-
-def task_of(config: Mapping[str, Any]) -> str:
-    """Returns the name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
-
-    Raises:
-        RequestError: see `task_named`.
-    """
-    return task_named(config["settings"].get("task"), config["model"]["kind"], config)

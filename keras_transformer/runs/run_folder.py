@@ -1,5 +1,6 @@
-"""A run's folder: its paths, its config.json, its metrics, and its model; and runs that are written from Python, of a
-model that train.py did not train.
+"""A run's folder: its config.json, its paths, its metrics and its model, and how a run is written.
+
+Folders may be a stranger's, or another version's: what is read is checked first.
 """
 
 from __future__ import annotations
@@ -7,16 +8,21 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import os
+import platform
 import re
 import shlex
+import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from keras_transformer.core import folders
+from keras_transformer.core import folders, schema
 from keras_transformer.core.errors import RequestError, command_line, warn
 from keras_transformer.core.files import (
     DAMAGED,
@@ -24,23 +30,332 @@ from keras_transformer.core.files import (
     checked_weights,
     number_of_the_machine,
     read_bounded,
+    write_text,
     write_whole,
 )
-from keras_transformer.core.task_registry import TASKS, task_named, task_of
+from keras_transformer.core.schema import line, list_of, object_of, or_null, text, whole
+from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
-from keras_transformer.runs import run_config
-from keras_transformer.runs.run_config import versions, writer
-from keras_transformer.spec import model_spec
-from keras_transformer.spec.custom_parts import import_flags
+from keras_transformer.runs.export_folder import PAGE, ExportFolder
+from keras_transformer.spec import model_spec, options
+from keras_transformer.spec.custom_parts import FLAG, NAME, import_flags, modules_of
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import OWN_SEARCH, own_search
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
 
+# It rises with any change of what a run's folder stores, as of a weight's name in model.keras: see "Change what a run
+# stores" in docs/CONTRIBUTING.md. What was before version 0.2 wrote format 1.
+FORMAT = 2
+MAX_CONFIG_BYTES = 1_000_000
+MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
+MAX_COUNT = 10**15
+COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
+LABELS, STEPS = list_of(line(MAX_LABEL)), or_null(list_of(whole(0, MAX_COUNT)))
+VERSIONS = object_of({}, others=SHORT)
+HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
+LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
+# Null is allowed everywhere, and a key of a section that is not here is a later version's.
+CORPUS = object_of({}, {"name": TEXT, "identity": TEXT, "sentences_per_line": COUNT, **LANGUAGES}, others=object)
+OF_CONFIG: dict[str, schema.Allowed] = {
+    "license": line(MAX_LICENSE),
+    "labels": LABELS,
+    "answer_length": whole(1),
+    "search": OWN_SEARCH,
+    "language_tags": object_of({}, others=TAG, names=TAG),
+    "corpus": CORPUS,
+    "versions": dict,
+    "weights": object_of({}, {"kind": TEXT, "at_step": COUNT, "asked_steps": COUNT, "steps": STEPS}, others=object),
+    "parameters": whole(1, MAX_COUNT, told="a positive integer"),
+    "modules": list_of(text(NAME, "the name of a module")),
+}
+
 
 MAX_METRICS_BYTES = 4 * 2**20  # 30,000 rounds
+
+
+# A value of JSON.
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+
+
+class CorpusFacts(TypedDict, total=False):
+    """What config.json says of the text that a run learned from."""
+
+    name: str | None
+    identity: str | None
+    source_language: str | None
+    target_language: str | None
+    sentences_per_line: int | None
+    changed_targets: float
+
+
+@dataclass
+class RunConfig:
+    """What a run's config.json says.
+
+    Args:
+        model: the kind of the model and its arguments, complete.
+        settings: the settings of training by their names; empty for a run that was imported or saved from Python.
+        corpus: the text that it learned from.
+        versions: of the packages that wrote it.
+        search: the model's own search.
+        license: the license of the model.
+        language_tags: the tags of a model between many languages, by language.
+        labels: the labels of a classifier, in the order of the model's.
+        answer_length: the most tokens of an answer, for a language model that learned from pairs.
+        parameters: how many the model has.
+        weights: which weights `model.keras` holds, and what validation measured on them; empty until there is a model.
+        modules: the modules that register the parts of the model.
+    """
+
+    model: Config
+    settings: dict[str, Json]
+    corpus: CorpusFacts = field(default_factory=CorpusFacts)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    search: Config = field(default_factory=dict)
+    license: str = ""
+    language_tags: dict[str, str] = field(default_factory=dict)
+    labels: list[str] | None = None
+    answer_length: int | None = None
+    parameters: int | None = None
+    weights: dict[str, Json] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
+
+    @property
+    def sections(self) -> Config:
+        """What the file holds, by the names of its keys, the format first; what is not known is left out."""
+        there = {"format": FORMAT, **vars(self)}
+        may_be_empty = {"settings", *(["labels"] if self.labels is not None else [])}
+        return {name: value for name, value in there.items() if value not in (None, "", {}, []) or name in may_be_empty}
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model, a key of `model_spec.KINDS`."""
+        return str(self.model["kind"])
+
+    @property
+    def task(self) -> str:
+        """The name of the task.
+
+        Raises:
+            RequestError: nothing that was imported defines the task.
+        """
+        return task_named(self.settings.get("task"), self.kind, self.sections)
+
+    @property
+    def main_command(self) -> str:
+        """The command that takes such a run."""
+        return next(iter(TASKS[self.task].commands))
+
+    @property
+    def writer(self) -> str:
+        """The version of this package that wrote the file."""
+        return _writer(self.versions)
+
+    @property
+    def steps(self) -> int | None:
+        """The steps that the run was asked for; None for a run that was not trained here."""
+        steps = self.settings.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    def is_finished(self, steps: int) -> bool:
+        """Whether the run has come to its end: at this number of steps, or stopped early."""
+        at_step = self.weights.get("at_step")
+        return steps == self.weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= steps)
+
+    def unfinished(self) -> str:
+        """The steps of a run that has not come to its end, such as "29 of 3,000 steps"; "" if it has, or was not
+        trained here."""
+        if self.steps is None or self.is_finished(self.steps):
+            return ""
+        made = self.weights.get("steps")
+        last = max((step for step in made if isinstance(step, int)), default=0) if isinstance(made, list) else 0
+        return f"{last:,} of {self.steps:,} steps"
+
+    def num_parameters(self) -> int:
+        """Returns the number of parameters of the model. If the file does not tell it, this imports Keras."""
+        if self.parameters is not None:
+            return self.parameters
+        from keras_transformer.models.model_factory import count_parameters
+
+        return count_parameters(self.model)
+
+
+class Unreadable(Exception):
+    """The file is whole, and this process cannot read it: a later version wrote it, or it needs a module."""
+
+
+def write_config(run: RunFolder, config: RunConfig) -> None:
+    """Writes config.json in today's format. It names this version as the writer.
+
+    Raises:
+        RequestError: see `require_readable`.
+    """
+    require_readable(config.labels, config.corpus)
+    changed: Config = {"versions": {**config.versions, "keras-transformer": __version__}}
+    if modules := modules_of(config.model):
+        changed["modules"] = modules
+    write_text(run.config, as_json(config.sections | changed, indent=2) + "\n")
+
+
+def as_json(value: Any, **layout: Any) -> str:
+    """Returns JSON with all characters as they are, but those that are not printable, such as lone surrogates."""
+    return "\n".join(map(schema.printable, json.dumps(value, ensure_ascii=False, **layout).split("\n")))
+
+
+def read_config(run: str | os.PathLike[str] | RunFolder) -> RunConfig:
+    """Reads config.json of any folder, trusted or not. It accepts only known keys, bounded sizes, and data.
+
+    Raises:
+        RequestError: there is no run, its config.json is damaged or describes what no run has, or a newer version
+            wrote it (the message names the version).
+    """
+    path = _run_folder(run).config
+    if not path.is_file():
+        raise RequestError(_no_run_message(path))
+    try:
+        found = schema.read_json(path, HEAD, MAX_CONFIG_BYTES, has_constants=True)
+        _check_sections(found)
+        config = RunConfig(**{name: value for name, value in found.items() if name != "format"})
+        config.model = _complete(config)
+        if config.answer_length is not None:
+            _check_answer_length(config.answer_length, config)
+        if config.search:
+            config.search = own_search(config.search)
+        return config
+    except Unreadable as error:
+        raise RequestError(f"{path} {error}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged or not a run's: {error}") from error
+
+
+def _run_folder(run: str | os.PathLike[str] | RunFolder) -> RunFolder:
+    return run if isinstance(run, RunFolder) else RunFolder(run)
+
+
+def _no_run_message(path: Path) -> str:
+    """Says that there is no config.json, and what to give instead."""
+    inside = sorted(str(model.parent) for model in islice(path.parent.glob("*/model.keras"), 8))
+    if ExportFolder(path.parent).is_export():
+        mend = f"it is an export: give the run that was exported; {PAGE} says what runs an export without its run"
+    elif inside:
+        mend = f"give a run in it, such as {', '.join(inside)}"
+    else:
+        mend = f"check the path, or train one with `{command_line('train')}`"
+    return f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}"
+
+
+def _complete(config: RunConfig) -> Config:
+    """Returns the model's kind and its arguments, complete."""
+    model = dict(config.model)
+    kind = model.pop("kind", model_spec.DEFAULT_KIND)
+    try:
+        if kind in list(model_spec.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
+            return {"kind": kind, **model_spec.complete(model, kind)}
+        unknown = f"expected a model of the kinds {', '.join(model_spec.KINDS)}; received {kind!r:.40}"
+    except options.Unknown as error:
+        unknown = str(error)
+    if _is_newer(config.writer):
+        raise Unreadable(_newer_version_message(config.writer, unknown))
+    if config.modules:
+        raise Unreadable(_modules_message(config.modules, unknown))
+    raise ValueError(unknown)
+
+
+def _check_sections(found: Config) -> None:
+    """Raises ValueError if the content of config.json is damaged, Unreadable if a later version wrote it."""
+    writer = _writer(found.get("versions", {}))
+    if 1 <= found["format"] < FORMAT:
+        old = f"has the format {found['format']} of version {writer!s:.20} of keras-transformer"
+        raise Unreadable(f"{old}, which this version, {__version__}, no longer reads: use that version")
+    if found["format"] > FORMAT:
+        raise Unreadable(_newer_version_message(writer, f"format {schema.shown(found['format'])}"))
+    of_model = {"kind"}.union(*(kind.arguments for kind in model_spec.KINDS.values()))
+    required: dict[str, schema.Allowed] = {
+        "format": whole(FORMAT, told=f"the format {FORMAT}"),
+        "model": object_of({}, dict.fromkeys(of_model, object)),
+        "settings": object_of({}, {"steps": or_null(whole(1, MAX_COUNT))}, others=object),
+    }
+    try:
+        object_of(required, OF_CONFIG).checked(found)
+    except schema.Mismatch as error:
+        if _is_newer(writer):
+            raise Unreadable(_newer_version_message(writer, str(error))) from None
+        raise
+    check_labels(found.get("labels", []))
+
+
+def check_labels(labels: list[str]) -> None:
+    """Raises ValueError unless each label is there once, and can be printed in a line."""
+    LABELS.checked(labels, "labels")
+    if len(set(labels)) < len(labels):
+        raise ValueError("expected each label once under 'labels'")
+
+
+def require_readable(labels: list[str] | None, corpus: CorpusFacts) -> None:
+    """Raises RequestError for labels and languages that `read_config` refuses."""
+    try:
+        check_labels(labels or [])
+        CORPUS.checked(corpus, "corpus")
+    except ValueError as error:
+        raise RequestError(f"{error}: choose another name") from None
+
+
+def _check_answer_length(length: int, config: RunConfig) -> None:
+    """Raises ValueError unless the context of a language model holds such answers, a token and the separator."""
+    if not model_spec.KINDS[config.kind].can_answer:
+        raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {config.kind}")
+    most = config.model["context_length"] - 2
+    whole(1, most).checked(length, "answer_length")
+
+
+def _modules_message(modules: list[str], unknown: str) -> str:
+    missing = [name for name in modules if name not in sys.modules]
+    if not missing:
+        return f"has parts that {', '.join(modules)} no longer registers as the run has them: {unknown}"
+    flags = " ".join(f"{FLAG} {name}" for name in missing)
+    return (
+        f"has parts of modules that are not imported: import them before, or give {flags:.200} to the command, if you "
+        f"trust their code ({unknown})"
+    )
+
+
+def _newer_version_message(writer: str, unknown: str) -> str:
+    return (
+        f"was written by version {writer!s:.20} of keras-transformer, which this version, {__version__}, cannot read: "
+        f"install that version ({unknown})"
+    )
+
+
+def _writer(versions: Mapping[str, str | None]) -> str:
+    return versions.get("keras-transformer") or "unknown"
+
+
+def _is_newer(version: str) -> bool:
+    """Whether a version comes after this one."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d{1,9}", text)[:3]]
+
+    return numbers(version) > numbers(__version__)
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of Python, of this package, and of the packages that it depends on."""
+    import importlib.metadata  # late: it takes 10 ms, and only training asks for versions
+
+    back_end = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    packages = (back_end, "keras", "numpy", "sentencepiece", "sacrebleu")
+    found = {"python": platform.python_version(), "keras-transformer": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except ImportError:
+            continue
+    return found
 
 
 class RunFolder:
@@ -102,47 +417,24 @@ def checkpoint_steps(folder: Path, part: str) -> set[int]:
     return {int(name[1]) for name in names if name}
 
 
-def write_config(run: RunFolder, config: Config) -> None:
-    """Writes `config.json` in today's format."""
-    run_config.write(run.config, config)
-
-
-def read_config(run: str | os.PathLike[str] | RunFolder) -> Config:
-    """Reads `config.json` of any folder, trusted or not. It accepts only known keys, bounded sizes, and data.
-
-    Returns:
-        The configuration in today's format, whatever version wrote it. The model's configuration is complete.
-
-    Raises:
-        RequestError: there is no run, its `config.json` is damaged or describes what no run has, or a newer version
-            wrote it (the message names the version).
-    """
-    run = run if isinstance(run, RunFolder) else RunFolder(run)
-    return run_config.read(run.config)
-
-
-def config_of_kind(run: RunFolder, kind: str) -> Config:
-    """`read_config` of a run whose model is of a kind.
+def config_of_kind(run: RunFolder, kind: str) -> RunConfig:
+    """Reads config.json of a run whose model must be of a kind.
 
     Raises:
         RequestError: see `read_config`; or the model is of another kind.
     """
     config = read_config(run)
-    if (received := config["model"]["kind"]) != kind:
+    if config.kind != kind:
         raise RequestError(
-            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{main_verb(config)}` takes"
+            f"{run.path}: expected a model of the kind {kind}; received {config.kind}, which `{config.main_command}` "
+            "takes"
         )
     return config
 
 
-def main_verb(config: Config) -> str:
-    """The command that takes a run with this configuration."""
-    return next(iter(TASKS[task_of(config)].commands))
-
-
 def resume_command(run: RunFolder) -> str:
-    """The command that goes on with a run. It imports the modules that register the run's parts."""
-    imports = import_flags(read_config(run).get("modules", []) if run.is_run() else [])
+    """Returns the command that goes on with a run. It imports the modules that register the run's parts."""
+    imports = import_flags(read_config(run).modules if run.is_run() else [])
     return f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}{imports}"
 
 
@@ -199,11 +491,11 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
     """
     from keras_transformer.models.model_factory import make_model
 
-    run = run if isinstance(run, RunFolder) else RunFolder(run)
+    run = _run_folder(run)
     config = read_config(run) if kind is None else config_of_kind(run, kind)
-    with _weights_of(run, config["model"]) as weights:
-        model = make_model(config["model"])
-        model.license = config.get("license", "")
+    with _weights_of(run, config) as weights:
+        model = make_model(config.model)
+        model.license = config.license
         try:
             model.load_weights(weights)
         except DAMAGED as error:
@@ -224,19 +516,19 @@ def _shapes_in(weights: Path) -> list[tuple[int, ...]]:
         return sorted(array.shape for array in arrays if array.dtype.kind == "f")
 
 
-def _renamed(run: RunFolder, config: Config) -> str:
+def _renamed(run: RunFolder, config: RunConfig) -> str:
     """What to do with a model that is whole, and whose weights have other names than this version's."""
     again = f"{command_line('average')} {shlex.quote(str(run.path))} --last 1"
     mend = f"`{again}` makes it of the newest checkpoint" if run.has_checkpoint else "use that version"
     return (
         f"{run.model} is whole, but its weights have other names than in this version, {__version__}: version "
-        f"{writer(config)} wrote it, in format {config['format']}; {mend}"
+        f"{config.writer} wrote it, in format {FORMAT}; {mend}"
     )
 
 
-def check_model(run: RunFolder) -> None:
+def check_model(run: RunFolder, config: RunConfig) -> None:
     """Raises RequestError unless `model.keras` is there and whole. It makes no model."""
-    with _weights_of(run, read_config(run)["model"]):
+    with _weights_of(run, config):
         pass
 
 
@@ -265,24 +557,12 @@ def reading_model(run: RunFolder) -> Iterator[None]:
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
 
 
-def num_parameters(config: Config) -> int:
-    """The number of parameters of the model that a run's `config.json` describes.
-
-    Runs that did not prepare their data do not tell the number. Then it is counted, which imports Keras.
-    """
-    if "parameters" in config:
-        return int(config["parameters"])
-    from keras_transformer.models.model_factory import count_parameters
-
-    return count_parameters(config["model"])
-
-
 @contextlib.contextmanager
-def _weights_of(run: RunFolder, config: Config) -> Iterator[Path]:
-    """The file of weights in `model.keras`, checked; errors are those of `reading_model`, the caller's too."""
+def _weights_of(run: RunFolder, config: RunConfig) -> Iterator[Path]:
+    """Yields the checked file of weights in `model.keras`; errors are those of `reading_model`, the caller's too."""
     from keras_transformer.models.model_factory import count_parameters
 
-    num_parameters, num_layers = count_parameters(config), sum(model_spec.depths(config))
+    num_parameters, num_layers = count_parameters(config.model), sum(model_spec.depths(config.model))
     with reading_model(run), checked_weights(run.model, num_parameters, num_layers) as weights:
         yield weights
 
@@ -322,7 +602,7 @@ def write_run(
         path: the folder.
         overwrite: whether to replace a run that is there.
         task: the task of the model, a key of `tasks.TASKS`.
-        model: as `twin_of` makes it.
+        model: as `float32_copy` makes it.
         sections: what config.json holds beside the sections that every run has.
         write_files: writes the other files into the folder.
 
@@ -331,15 +611,19 @@ def write_run(
     """
     from keras_transformer.models.model_factory import count_parameters, model_config
 
-    config = model_config(model)
-    corpus = {"name": path.resolve().name, **sections["corpus"]}
-    usual = task_named(None, config["kind"], sections)  # what needs no word
-    settings = {} if task == usual else {"task": task}
-    rest = {"settings": settings, "versions": versions(), "parameters": count_parameters(config)}
-    rest |= {"license": model.license} if model.license else {}
+    described = model_config(model)
+    usual = task_named(None, described["kind"], sections)  # what needs no word
+    config = RunConfig(
+        described,
+        settings={} if task == usual else {"task": task},
+        versions=versions(),
+        parameters=count_parameters(described),
+        license=model.license,
+        **{**sections, "corpus": {"name": path.resolve().name, **sections["corpus"]}},
+    )
     with folders.whole_folder(path, lambda: _check_place(path, overwrite)) as aside:
         run = RunFolder(aside)
-        write_config(run, {"model": config, **sections, "corpus": corpus, **rest})
+        write_config(run, config)
         write_files(run)
         save_model(run, model)
 
@@ -384,10 +668,10 @@ def restore_replaced(run: RunFolder) -> bool:
     return folders.bring_back(run.path, run.parts())
 
 
-def twin_of(model: FamilyModel) -> FamilyModel:
-    """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
+def float32_copy(model: FamilyModel) -> FamilyModel:
+    """Returns a copy of the model in float32, without an optimizer.
 
-    It is the model itself if that is all of this, as an imported model is, so that none is in memory twice.
+    Returns the model itself if it is already float32 and uncompiled, so that no weights are in memory twice.
 
     Raises:
         RequestError: the configuration does not describe the whole model.

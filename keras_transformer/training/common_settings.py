@@ -1,13 +1,15 @@
-"""The settings of training that all tasks share, and those of tasks of text: default, help and bounds of each.
+"""Defines the settings of training: the flag, the default, the help and the bounds of each.
 
-`config.json` keeps them. A task's own settings are in its folder, in a class made by `task_settings`.
+Here are those that all tasks share, and those of tasks of text. A task's own settings are in its folder, in a class
+made by `task_settings`. `config.json` keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import check_there
 from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS
+from keras_transformer.runs.run_folder import Json, RunConfig
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config, Option, flag_of
 from keras_transformer.spec.presets import PRESETS
@@ -27,27 +30,16 @@ TOLD_BY_DATA = {
     "source_vocabulary_size", "num_control_ids", "num_labels", "head_activation", "first_state", "unit_vectors",
     "fixed_output_bias", "end_ids",
 }  # fmt: skip
-SettingsClass = TypeVar("SettingsClass", bound=type)
+S = TypeVar("S", bound="Settings")
 
 
-def flag(
-    group: str,
-    default: object,
-    help: str,
-    check: Callable[[Any], bool] | None = None,
-    expected: str = "",
-    own: str = "",
-    reads: str = "",
-    is_inherited: bool = True,
-    is_kept: bool = True,
-    slot: str = "",
-    **options: object,
-) -> Any:
-    """A setting with its flag.
+@dataclass(frozen=True)
+class Flag:
+    """The flag of a setting.
 
     Args:
         group: the group of the flag in the help.
-        default, help: the flag's value where it is not given, and its line in the help.
+        help: its line in the help.
         check: whether a value is allowed.
         expected: the values that are allowed, in words.
         own: what the user's own data is that it names, in place of a named corpus.
@@ -56,42 +48,99 @@ def flag(
         is_kept: whether config.json keeps it.
         slot: the slot of the part that the value names; "" for other settings.
         options: for `argparse`.
+        name, default: the setting's.
     """
-    facts = {"own": own, "reads": reads, "is_inherited": is_inherited, "is_kept": is_kept, "slot": slot}
-    told = {"group": group, "help": help, "check": check, "expected": expected, "options": options}
-    return field(default=default, metadata={**told, **facts})
+
+    group: str
+    help: str
+    check: Callable[[Any], bool] | None = None
+    expected: str = ""
+    own: str = ""
+    reads: str = ""
+    is_inherited: bool = True
+    is_kept: bool = True
+    slot: str = ""
+    options: Config = field(default_factory=dict)
+    name: str = ""
+    default: Any = None
+
+    @property
+    def spelling(self) -> str:
+        """The flag as it is written on a command line."""
+        return flag_of(self.name)
+
+    @property
+    def spellings(self) -> list[str]:
+        """The flag, and of a switch the flag that turns it off."""
+        can_be_off = self.options.get("action") is argparse.BooleanOptionalAction
+        return [self.spelling, *([flag_of(f"no_{self.name}")] if can_be_off else [])]
+
+    def require(self, value: Any) -> None:
+        """Raises RequestError for a value that is out of bounds."""
+        choices = self.options.get("choices")
+        if value is not None and self.check is not None and not self.check(value):
+            raise RequestError(f"{self.spelling} must be {self.expected}; received: {value}")
+        if value is not None and choices is not None and value not in choices:
+            raise RequestError(f"{self.spelling} must be one of {', '.join(choices)}; received: {value}")
+
+    def may_give(self, value: Json) -> bool:
+        """Whether the flag may have given a value that config.json keeps."""
+        if value is None:  # stands for the user's own text, and for a vocabulary that the run did not learn
+            return self.default is None or self.name in ("dataset", "normalization")
+        kind = bool if "action" in self.options else self.options.get("type", str)
+        kinds = (kind,) if kind in (bool, int, str) else (int, float)
+        values = value if isinstance(value, list) and not isinstance(kind, type) else [value]  # a number, or several
+        if not all(type(one) in kinds for one in values) or value not in self.options.get("choices", [value]):
+            return False
+        return (not isinstance(value, str) or _is_argument(value)) and (self.check is None or self.check(value))
 
 
-def count(group: str, default: Any, help: str, least: int = 1, **facts: Any) -> Any:
-    """A setting that is a positive integer, or one of at least `least`."""
+def _is_argument(text: str) -> bool:
+    """Whether a command line can hold the text."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def flag(
+    group: str, default: Any, help: str, check: Callable[[Any], bool] | None = None, expected: str = "", **its: Any
+) -> Any:
+    """Makes a setting with its flag, see `Flag`. What is no argument of `Flag` goes to `argparse`."""
+    facts = {name: its.pop(name) for name in [*its] if name in Flag.__dataclass_fields__}
+    return field(default=default, metadata={"flag": Flag(group, help, check, expected, options=its, **facts)})
+
+
+def count(group: str, default: int | None, help: str, least: int = 1, **facts: Any) -> Any:
+    """Makes a setting that is an integer of at least `least`."""
     expected = f"an integer from {least} to 10^15"
     return flag(group, default, help, lambda x: least <= x <= 10**15, expected, type=int, metavar="N", **facts)
 
 
-def rate(group: str, default: object, help: str) -> Any:
-    """A setting from 0 to 1, without 1."""
+def rate(group: str, default: float | None, help: str) -> Any:
+    """Makes a setting from 0 to 1, without 1."""
     expected = "a number of at least 0 and less than 1"
     return flag(group, default, help, lambda x: 0 <= x < 1, expected, type=float, metavar="X")
 
 
-def positive(group: str, default: Any, help: str, **facts: Any) -> Any:
-    """A setting that is a positive number."""
+def positive(group: str, default: float | None, help: str, **facts: Any) -> Any:
+    """Makes a setting that is a positive number."""
     return flag(group, default, help, lambda x: 0 < x <= LARGEST, "a positive number", type=float, metavar="X", **facts)
 
 
 def switch(group: str, help: str, default: bool | None = False, **facts: Any) -> Any:
-    """A setting that is true or false."""
+    """Makes a setting that is true or false."""
     return flag(group, default, help, action=argparse.BooleanOptionalAction, **facts)
 
 
 def file(help: str, own: str = "", reads: str = "file", group: str = DATA) -> Any:
-    """A setting that names a file, or a folder of which everything is read."""
+    """Makes a setting that names a file, or a folder of which everything is read."""
     metavar = "FOLDER" if reads == "folder" else "FILE"
     return flag(group, None, help, own=own, reads=reads, is_inherited=False, metavar=metavar)
 
 
 def _argument(option: Option) -> Any:
-    """A setting that is an argument of the model; the family gives its default, help and bounds."""
+    """Makes a setting of an argument of the model; `model_spec` gives its default, help and bounds."""
     if option.kind is bool:
         return switch(MODEL, option.help, option.default)
     if not option.slot:
@@ -106,8 +155,9 @@ class Settings:
     """The settings of a training run, flat. The flags of train.py are made from them."""
 
     kind: ClassVar[str]  # the kind of the task's model, a key of `model_spec.KINDS`
-    mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
+    mark: ClassVar[str | None] = None  # the key of config.json that marks runs of this task
     defaults: ClassVar[Config] = {}  # the task's; they win over a preset's
+    flags: ClassVar[dict[str, Flag]] = {}  # by the names of the settings, in their order; `task_settings` makes them
 
     task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=TASKS, metavar="TASK")
     dataset: str | None = flag(DATA, None, "a named corpus", is_inherited=False, metavar="NAME")
@@ -164,15 +214,16 @@ class Settings:
                         action="store_true")  # fmt: skip
     overwrite: bool = flag(RUN, False, "remove the run in --out, and begin again", is_kept=False, action="store_true")
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A setting of the task, or an argument of its model."""
+    if TYPE_CHECKING:  # `task_settings` makes these, as all arguments of the task's model
+        num_layers: int = 0
+        hidden_dim: int = 0
+        intermediate_dim: int = 0
+        num_heads: int = 0
 
     @property
     def has_two_vocabularies(self) -> bool:
         """Whether source and target have a vocabulary each."""
-        return getattr(self, "separate_vocabularies", False)
+        return bool(getattr(self, "separate_vocabularies", False))
 
     @property
     def has_few_shapes(self) -> bool:
@@ -187,19 +238,19 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return self.dataset if self.dataset and not any(getattr(self, own) for own in own_data(self)) else "files"
+        has_own = any(getattr(self, own) for own in own_data(type(self)))
+        return self.dataset if self.dataset and not has_own else "files"
 
-    def as_dict(self) -> Config:
-        """The settings that config.json keeps."""
-        kept = {setting.name for setting in fields(self) if setting.metadata["is_kept"]}
-        return {name: value for name, value in asdict(self).items() if name in kept}
+    def as_dict(self) -> dict[str, Json]:
+        """Returns the settings that config.json keeps."""
+        return {name: value for name, value in asdict(self).items() if self.flags[name].is_kept}
 
-    def settled(self) -> Settings:
-        """These settings, without what others make void."""
+    def normalized(self) -> Settings:
+        """Returns the settings; those that another setting overrides are reset."""
         return self
 
-    def begun_from(self, parent: Config) -> Settings:
-        """These settings, with what the run brings that they begin with, by its configuration."""
+    def with_parent_defaults(self, parent: RunConfig) -> Settings:
+        """Adds the defaults of the run that these settings begin with."""
         return self
 
     @classmethod
@@ -216,9 +267,9 @@ class Settings:
     @classmethod
     def check_paths(cls, given: Config) -> None:
         """Raises RequestError unless everything is there that flags tell the run to read."""
-        for setting in fields(cls):
-            if setting.metadata["reads"] and given.get(setting.name):
-                check_there(given[setting.name], setting.metadata["options"]["metavar"])
+        for name, its in cls.flags.items():
+            if its.reads and given.get(name):
+                check_there(given[name], its.options["metavar"])
 
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""
@@ -231,17 +282,31 @@ class Settings:
     def check_apart(self) -> None:
         """Raises RequestError if something that the run reads lies in the folder that it writes."""
         folder = self.folder.resolve()
-        for setting in fields(self):
-            reads, given = setting.metadata["reads"], getattr(self, setting.name)
-            if reads and given and Path(given).resolve().is_relative_to(folder):
-                place = f"{flag_of(setting.name)} must not lie in the folder of the new run, {self.folder}"
+        for name, its in self.flags.items():
+            given = getattr(self, name)
+            if its.reads and given and Path(given).resolve().is_relative_to(folder):
+                place = f"{its.spelling} must not lie in the folder of the new run, {self.folder}"
                 raise RequestError(f"{place}; received: {given}; {MEND}")
-            if reads == "folder" and given and folder.is_relative_to(Path(given).resolve()):  # later it would be read
-                place = f"the new run must not lie in {flag_of(setting.name)}, {given}"
+            if its.reads == "folder" and given and folder.is_relative_to(Path(given).resolve()):  # it would be read
+                place = f"the new run must not lie in {its.spelling}, {given}"
                 raise RequestError(f"{place}; received: {self.folder}; {MEND}")
 
 
-def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsClass], SettingsClass]:
+class Layer(dict[str, Any]):
+    """Some settings of a task by their names: those of a recipe, of a preset, of a run that is fine-tuned, or of flags.
+    What the task has not is left out.
+    """
+
+    def __init__(self, settings: type[Settings], values: Mapping[str, Any]):
+        super().__init__({name: values[name] for name in settings.flags if name in values})
+        self.settings = settings
+
+
+class Given(Layer):
+    """The settings that flags give, each checked for itself; see `request.as_given`."""
+
+
+def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[type[S]], type[S]]:
     """Makes a class the settings of a task, with those arguments of its model that the data does not tell.
 
     Args:
@@ -250,10 +315,10 @@ def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsCl
         defaults: the task's. They win over those of `Settings` and of a preset.
     """
 
-    def make(settings: Any) -> Any:
-        inherited = {one.name: one for base in settings.__mro__[:0:-1] for one in _fields_of(base)}
+    def make(settings: type[S]) -> type[S]:
+        known: dict[str, Field[Any]] = {one.name: one for base in settings.__mro__[:0:-1] for one in _fields_of(base)}
         own = {name: value for name, value in vars(settings).items() if isinstance(value, Field)}
-        known = {**inherited, **own}
+        known |= own
         for name, option in model_spec.KINDS[kind].arguments.items():
             if name not in known and name not in TOLD_BY_DATA:
                 known[name] = own[name] = _argument(option)
@@ -262,19 +327,39 @@ def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsCl
         for name, one in own.items():
             settings.__annotations__.setdefault(name, "Any")
             setattr(settings, name, one)
-        settings.kind, settings.defaults = kind, defaults
-        return dataclass(frozen=True)(settings)
+        made = dataclass(frozen=True)(settings)
+        made.kind, made.defaults, made.flags = kind, defaults, {}
+        for one in fields(made):
+            made.flags[one.name] = replace(one.metadata["flag"], name=one.name, default=one.default)
+        return made
 
     return make
 
 
-def _fields_of(settings: Any) -> tuple[Field, ...]:
-    return fields(settings) if hasattr(settings, "__dataclass_fields__") else ()
+def _fields_of(base: type) -> tuple[Field[Any], ...]:
+    return fields(base) if hasattr(base, "__dataclass_fields__") else ()
 
 
-def own_data(settings: Any) -> dict[str, str]:
-    """The settings that name the user's own data, and what that is."""
-    return {one.name: one.metadata["own"] for one in fields(settings) if one.metadata["own"]}
+def settings_of(task: Json) -> type[Settings]:
+    """Returns the class of a task's settings.
+
+    Raises:
+        RequestError: there is no such task.
+    """
+    if not isinstance(task, str) or task not in TASKS:
+        raise RequestError(f"--task must be one of {', '.join(TASKS)}; received: {task!s:.60}")
+    return TASKS[task].settings
+
+
+def own_data(settings: type[Settings]) -> dict[str, str]:
+    """Returns the settings that name the user's own data, and what that is."""
+    return {name: its.own for name, its in settings.flags.items() if its.own}
+
+
+def wrong_task_message(flag: str, task: str) -> str:
+    """Says that a flag is of other tasks than the one that is asked for; "" if no task has it."""
+    owners = [name for name in TASKS if any(flag in its.spellings for its in settings_of(name).flags.values())]
+    return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}" if owners else ""
 
 
 @dataclass(frozen=True)
@@ -296,7 +381,7 @@ class TextSettings(Settings):
     tokenizer: str | None = file("a SentencePiece model; none is learned then")
     word_vectors: str | None = file("vectors that words begin with: word2vec or GloVe")
 
-    def settled(self) -> TextSettings:
+    def normalized(self) -> TextSettings:
         # A vocabulary that is not learned here has its own.
         return replace(self, normalization=None) if self.tokenizer or self.init_from else self
 
@@ -347,6 +432,9 @@ class PairSettings(Settings):
 @dataclass(frozen=True)
 class OneLanguageSettings(TextSettings):
     """The settings of tasks that learn from text of one language."""
+
+    if TYPE_CHECKING:  # an argument of all their models
+        context_length: int = 0
 
     text: str | None = file("your own text: UTF-8, plain or .gz", own="text")
     valid_text: str | None = file("validation text (default: a tenth of --text)")

@@ -1,4 +1,4 @@
-"""The command line of training: a flag for each setting of a task."""
+"""Parses the command line of training, which has a flag for each setting of a task."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from keras_transformer.core.errors import RequestError, command_line
 from keras_transformer.core.schema import having, read_json
-from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_named
 from keras_transformer.core.version import __version__
-from keras_transformer.runs.run_config import MAX_CONFIG_BYTES
+from keras_transformer.runs.run_folder import MAX_CONFIG_BYTES
 from keras_transformer.spec.custom_parts import FLAG, HELP
-from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.spec.presets import PRESETS
-from keras_transformer.training.common_settings import GROUPS
-from keras_transformer.training.resolution import foreign, owners_of, settings_of
+from keras_transformer.training.common_settings import (
+    GROUPS,
+    Flag,
+    Settings,
+    settings_of,
+    wrong_task_message,
+)
 
 OF_TASK = having(settings=dict, model=having(kind=str))  # what tells a run's task
 # What other toolkits call some flags.
@@ -68,7 +71,7 @@ class Parser(argparse.ArgumentParser):
             message += _meant(choice[1], choice[2].replace("'", "").split(", "))
         raise RequestError(f"{message}; see `{self.prog} --help`")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As in `argparse`, but a word that the parser does not know is refused by RequestError."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -102,13 +105,12 @@ class TrainParser(Parser):
         parser.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
         groups = {name: parser.add_argument_group(name) for name in GROUPS}
         settings = settings_of(task)
-        for setting in fields(settings):
-            help = setting.metadata["help"] + _default(setting, settings.defaults)
-            options = {"default": None, "help": help, **setting.metadata["options"]}
-            groups[setting.metadata["group"]].add_argument(flag_of(setting.name), **options)
+        for flag in settings.flags.values():
+            options = {"default": None, "help": flag.help + _default(flag, settings), **flag.options}
+            groups[flag.group].add_argument(flag.spelling, **options)
         return parser
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As in `Parser`, by the parser of the task."""
         words = sys.argv[1:] if args is None else [*args]
         words = ["--task", *words] if words and words[0] in TASKS else words
@@ -138,18 +140,19 @@ def _task_of(words: Sequence[str]) -> str:
 def _task_of_run(folder: Path) -> str | None:
     """The task of a run by its config.json, if it tells; whoever reads the run tells what is wrong with it."""
     try:
-        return task_of(read_json(folder / "config.json", OF_TASK, MAX_CONFIG_BYTES, has_constants=True))
+        config = read_json(folder / "config.json", OF_TASK, MAX_CONFIG_BYTES, has_constants=True)
+        return task_named(config["settings"].get("task"), config["model"]["kind"], config)
     except (OSError, ValueError):
         return None
 
 
 def _unknown(rest: Sequence[str], parser: Parser) -> str:
-    """What is wrong with words that a parser does not know."""
+    """Builds the error message for unknown flags."""
     flag = next((word.partition("=")[0] for word in rest if word.startswith("--")), None)
     if flag is None:
         return f"unrecognized arguments: {' '.join(rest)}"
-    if parser.task and (owners := owners_of(flag)):
-        return foreign(flag, owners, parser.task)
+    if parser.task and (message := wrong_task_message(flag, parser.task)):
+        return message
     known = [name for action in parser._actions for name in action.option_strings]
     return f"there is no flag {flag}{_meant(flag, known)}"
 
@@ -160,9 +163,9 @@ def _meant(word: str, known: Sequence[str]) -> str:
     return next((f"; did you mean {one}?" for one in near if one in known), "")
 
 
-def _default(setting: Field, of_task: Config) -> str:
-    """The value of a setting if neither a flag nor a recipe gives one."""
-    if setting.name not in of_task and any(setting.name in preset for preset in PRESETS.values()):
+def _default(flag: Flag, settings: type[Settings]) -> str:
+    """Returns the value of a setting if neither a flag nor a recipe gives one."""
+    if flag.name not in settings.defaults and any(flag.name in preset for preset in PRESETS.values()):
         return " (preset)"
-    is_told = setting.default in (None, False) or "default" in setting.metadata["help"]
-    return "" if is_told else f" (default: {setting.default})"
+    is_told = flag.default in (None, False) or "default" in flag.help
+    return "" if is_told else f" (default: {flag.default})"

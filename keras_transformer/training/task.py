@@ -1,18 +1,17 @@
-"""A run that is about to train, and what the module `training` of its task defines."""
+"""Describes a run that is about to train: its data, its settings, and the module `training` of its task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import RunFolder
-from keras_transformer.spec.options import Config
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.common_settings import Settings
+from keras_transformer.training.common_settings import Given, S
 
 if TYPE_CHECKING:
     import keras
@@ -49,7 +48,7 @@ class TaskModule(Protocol):
     def corpus(self, settings: object) -> Corpus[Any]:
         """The corpus that the settings name."""
 
-    def prepare(self, run: Run, cache: Path, num_replicas: int) -> Any:
+    def prepare(self, run: Run[Any], cache: Path, num_replicas: int) -> Any:
         """Prepares the data, see `Prepared`."""
 
     def loss(self, settings: object) -> keras.losses.Loss:
@@ -59,16 +58,21 @@ class TaskModule(Protocol):
         """The metrics beside the loss."""
 
     def validation(
-        self, run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
+        self, run: Run[Any], data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
     ) -> list[keras.callbacks.Callback]:
         """What happens after the validation of a round: samples, which `show` takes, and early stopping."""
 
-    def measured(self, run: Run, data: object, model: object) -> dict[str, float]:
+    def measured(self, run: Run[Any], data: object, model: object) -> dict[str, float]:
         """What is measured on the model that a run ends with."""
 
 
+def training_of(task: str) -> TaskModule:
+    """Imports the module `training` of a task."""
+    return cast(TaskModule, TASKS[task].module("training"))
+
+
 @dataclass
-class Run:
+class Run(Generic[S]):
     """A run that is about to train.
 
     Args:
@@ -77,29 +81,21 @@ class Run:
         corpus: what to train on.
         config: what `config.json` holds.
         is_chief: whether this worker writes the run folder; of several workers one does.
+        given: the flags of a new run; of a run that goes on none.
         is_resumed: whether the run began before.
-        vocabulary: what spells the model's input, once it is known; None for models that take no text.
-        given: the flags of a new run, by the names of their settings.
+        vocabulary: the input tokenizer; set by `prepare`, and None for models that take no text.
     """
 
-    settings: Settings
+    settings: S
     folder: RunFolder
     corpus: Corpus[Any]
-    config: Config
-    is_chief: bool = True
+    config: RunConfig
+    is_chief: bool
+    given: Given
     is_resumed: bool = False
     vocabulary: Tokenizer | None = None
-    given: Config = field(default_factory=dict)
 
     @property
     def task(self) -> TaskModule:
         """What the run learns."""
-        return TASKS[self.settings.task].module("training")  # type: ignore[return-value]
-
-    @property
-    def lowers_vocabulary(self) -> bool:
-        """Whether the vocabulary may be smaller than the setting if the text supports no more.
-
-        Not if the user gave the size; a run that is resumed does not tell whether it was given.
-        """
-        return "vocabulary_size" not in self.given
+        return training_of(self.settings.task)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 
 from keras_transformer.core import folders
 from keras_transformer.core.errors import STOPS, JobError, RequestError, Stopped
-from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.runs.run_folder import RunConfig, RunFolder, read_config, resume_command
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.training import learning, preparation, timing
-from keras_transformer.training.request import open_run, settled_folder
-from keras_transformer.training.run import begun
+from keras_transformer.training.request import claim_folder, open_run
+from keras_transformer.training.run import run_directory
 from tests.killed import Killed, killed_after
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import trained
@@ -48,7 +49,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def new_run(folder: RunFolder, **given: Any) -> Any:
-    config = {**(read_config(folder) if folder.is_run() else {"model": {}}), "settings": {"seed": 2}}
+    before = read_config(folder) if folder.is_run() else RunConfig({}, {})
+    config = replace(before, settings={"seed": 2})
     settings = Settings(**{"overwrite": True, **given})
     return SimpleNamespace(folder=folder, settings=settings, config=config, is_chief=True, is_resumed=False)
 
@@ -63,12 +65,12 @@ def write_parts(folder: RunFolder, *more: str) -> None:
 @pytest.mark.parametrize("error", [Stopped(15, "no"), KeyboardInterrupt(), OSError(28, "full")], ids=repr)
 def test_a_new_run_that_fails_leaves_the_old_one_until_its_first_checkpoint_takes_its_place(folder, error):
     before = contents(folder.path)
-    with pytest.raises(type(error)), begun(new_run(folder)):
+    with pytest.raises(type(error)), run_directory(new_run(folder)):
         assert (folder.path / "letter").exists() and not folder.model.exists()
         write_parts(folder)
         raise error
     assert contents(folder.path) == before
-    with pytest.raises(type(error)), begun(new_run(folder)):
+    with pytest.raises(type(error)), run_directory(new_run(folder)):
         write_parts(folder, *CHECKPOINT)
         folders.drop_replaced(folder.path)
         raise error
@@ -86,16 +88,16 @@ def test_a_run_that_is_replaced_when_the_process_is_killed_comes_back_until_ther
         shutil.rmtree(folder.path)
         shutil.copytree(saved, folder.path)
         is_killed = True
-        with killed_after(steps), begun(new_run(folder)):
+        with killed_after(steps), run_directory(new_run(folder)):
             write_parts(folder, *CHECKPOINT)
             folders.drop_replaced(folder.path)
             is_killed = False
             raise Killed
         with killed_after(steps // 2):
-            settled_folder(folder.path, True, overwrite=True)
+            claim_folder(folder.path, True, overwrite=True)
         with pytest.raises(RequestError, match="holds a run already"):
-            settled_folder(folder.path, True)
-        settled_folder(folder.path, True, overwrite=True)
+            claim_folder(folder.path, True)
+        claim_folder(folder.path, True, overwrite=True)
         found = contents(folder.path)
         assert (found.keys() == new) if folder.has_checkpoint else (found == before), f"{steps}: {[*found]}"
         if not is_killed:
@@ -105,7 +107,7 @@ def test_a_run_that_is_replaced_when_the_process_is_killed_comes_back_until_ther
 
 def test_a_run_that_appears_before_the_lock_is_refused_and_left_alone(folder):
     before = contents(folder.path)
-    with pytest.raises(RequestError, match="holds a run already: "), begun(new_run(folder, overwrite=False)):
+    with pytest.raises(RequestError, match="holds a run already: "), run_directory(new_run(folder, overwrite=False)):
         pass
     assert contents(folder.path) == before
 
@@ -123,7 +125,7 @@ def test_a_run_that_another_process_trains_is_neither_resumed_nor_replaced(folde
         for ask in (
             lambda: open_run({"resume": True, "out": str(folder.path)}),
             lambda: open_run(given),
-            lambda: contextlib.ExitStack().enter_context(begun(new_run(folder))),
+            lambda: contextlib.ExitStack().enter_context(run_directory(new_run(folder))),
         ):
             with pytest.raises(RequestError, match=message):
                 ask()
@@ -147,7 +149,7 @@ def test_a_worker_refuses_what_the_chief_does(built_run, tmp_path, monkeypatch, 
 def test_a_refused_run_leaves_what_others_put_into_its_folder(tmp_path):
     for name, more in {"alone": (), "shared": ("letter",)}.items():
         folder = RunFolder(tmp_path / name)
-        with pytest.raises(RequestError), begun(new_run(folder, overwrite=False)):
+        with pytest.raises(RequestError), run_directory(new_run(folder, overwrite=False)):
             write_parts(folder, *more)
             raise RequestError("no")
     assert [path.name for path in tmp_path.rglob("*")] == ["shared", "letter"]
@@ -183,7 +185,10 @@ def test_a_run_in_a_file_is_refused_by_the_worker_that_would_write_it(tmp_path, 
 def test_a_run_that_is_stopped_before_its_first_step_leaves_nothing_or_goes_on(tmp_path, monkeypatch):
     """At any moment, with --hours as without; then the same command works. A run that goes on tells its time too."""
     flags, run = " ".join([*tiny_flags(tmp_path, Path("run")), "--steps 3"]), RunFolder(tmp_path / "run")
-    moments = {learning: ("compiled_model", "compile_ahead", "estimate"), preparation: ("learned", "_tokenized")}
+    moments = {
+        learning: ("compiled_model", "compile_ahead", "estimate"),
+        preparation: ("train_tokenizer", "_tokenized"),
+    }
     numbers = itertools.cycle([signal.SIGINT, signal.SIGTERM])
     for name, number in {"SHORTEST": 0, "MOST_STEPS": 2}.items():
         monkeypatch.setattr(timing, name, number)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.runs.run_folder import read_config
+from keras_transformer.runs.run_folder import RunConfig, read_config
 from keras_transformer.text.cleaning import REASONS
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 from keras_transformer.training import preparation
-from keras_transformer.training.resolution import inherited_from, resolve
+from keras_transformer.training.request import inherited_from
 from tests.golden.cases import write_lines
-from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.tiny_corpus import resolved, tiny_flags, write_corpus
 from tests.tiny_text import lines as words
 from tests.training.runs import Begun, begun, trained
 
@@ -88,9 +88,9 @@ def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_a
 def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
     plain = begin()
     size = len(plain.data.plan.corpus)
-    assert read_config(plain.run.folder.path)["corpus"]["sentences_per_line"] == 1
+    assert read_config(plain.run.folder.path).corpus["sentences_per_line"] == 1
     long = begin("--source long.source --target long.target --vocabulary-size 30").run.folder.path
-    assert read_config(long)["corpus"]["sentences_per_line"] == 3
+    assert read_config(long).corpus["sentences_per_line"] == 3
     made = begin(f"{MORE_FLAGS} --more-tag <bt> --copies 3")
     corpus, tokenizer = made.data.plan.corpus, made.data.tokenizers.source
     assert len(corpus) == 3 * size + len(MORE) and [*tokenizer.tags] == ["<bt>"]
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused(folder, flags, begin):
     for more, told in REFUSED.items():
         assert told in trained(folder, f"{flags} {more}", status=2), more
     with pytest.raises(RequestError, match="--more-tag must be a name in angle brackets, such as <bt>"):
-        resolve({"more_source": "x", "more_target": "y", "more_tag": "<\udcff>"}, {})
+        resolved({"more_source": "x", "more_target": "y", "more_tag": "<\udcff>"})
     other = "--task next-item --log more.source --clean"
     assert "--clean " in trained(folder, other, status=2), "pairs alone are cleaned"
 
@@ -147,10 +147,10 @@ PLAIN = words(0, 997)
 def told(capsys, targets: list[str], tokenizer: Tokenizer, **run: Any) -> tuple[str, float | None]:
     """What is said of target lines, and the share that config.json keeps."""
     corpus = SimpleNamespace(name="files", train=lambda: (("a source", target) for target in targets))
-    of_run = {"settings": SimpleNamespace(threads=0), "config": {"corpus": {}}, "is_resumed": False, **run}
+    of_run = {"settings": SimpleNamespace(threads=0), "config": RunConfig({}, {}), "is_resumed": False, **run}
     made: Any = SimpleNamespace(corpus=corpus, **of_run)
     preparation.tell_of_changed_targets(made, tokenizer, len(targets))
-    return capsys.readouterr().err, made.config["corpus"].get("changed_targets")
+    return capsys.readouterr().err, made.config.corpus.get("changed_targets")
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +185,11 @@ def test_of_many_lines_some_are_looked_at_and_a_lossless_vocabulary_changes_none
 def test_sampling_that_only_a_recipe_asked_for_gives_way_to_a_vocabulary_that_has_none(monkeypatch, capsys):
     joint = SimpleNamespace(is_sentencepiece=False, tags=())
     monkeypatch.setattr(preparation, "_tokenizers_of", lambda *_: preparation.Tokenizers(joint, joint))  # type: ignore[arg-type]
-    settings = resolve({"source": "a", "target": "b", "init_from": "parent"}, {"sampling": 0.5})
-    run: Any = SimpleNamespace(settings=settings, given={"sampling": 0.5}, config={})
+    settings = resolved({"source": "a", "target": "b", "init_from": "parent"}, {"sampling": 0.5})
+    run: Any = SimpleNamespace(settings=settings, given={"sampling": 0.5}, config=RunConfig({}, {}))
     with pytest.raises(RequestError, match="^--sampling draws among .*; parent has another vocabulary: leave it out$"):
         preparation._tokenizers(run, [])
     run.given = {}
     preparation._tokenizers(run, [])
-    assert run.settings.sampling == run.config["settings"]["sampling"] == 0
+    assert run.settings.sampling == run.config.settings["sampling"] == 0
     assert capsys.readouterr().err.startswith("--sampling 0.5 gives way to 0: --sampling draws among the pieces")

@@ -16,7 +16,7 @@ import pytest
 import train
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import read_config
+from keras_transformer.runs.run_folder import RunConfig, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.spec import model_spec, options
 from keras_transformer.spec.options import Config
@@ -28,22 +28,21 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
-from keras_transformer.training.request import open_run, settings_and_corpus
-from keras_transformer.training.resolution import (
+from keras_transformer.training.common_settings import Layer
+from keras_transformer.training.request import (
+    as_given,
     check,
-    fine_tuned,
     fitting_warm_up,
     inherited_from,
     learning_rate,
     model_settings,
-    resolve,
+    open_run,
     resumed,
-    settings_of,
     wanted_settings,
 )
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
-from tests.tiny_corpus import write_corpus
+from tests.tiny_corpus import corpus_with, resolved, write_corpus
 
 Settings: Any = TASKS["translation"].settings
 NUMBERS = {"dataset": "numbers:en-de"}
@@ -52,9 +51,9 @@ RECIPE: dict[str, Any] = {"dropout": 0.05, "steps": 2400}
 
 
 def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
-    settings = resolve({"preset": "big", "steps": 7, "seed": None}, RECIPE)
+    settings = resolved({"preset": "big", "steps": 7, "seed": None}, RECIPE)
     assert (settings.steps, settings.dropout, settings.hidden_dim, settings.seed) == (7, 0.05, 1024, 1)
-    assert resolve({"task": "language-model"}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
+    assert resolved({"task": "language-model"}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
 
 
 CORPORA = {
@@ -66,7 +65,7 @@ CORPORA = {
 def test_every_recipe_is_one_that_a_run_may_have():
     for task, module in CORPORA.items():
         for name, recipe in module.RECIPES.items():
-            found = resolve({"task": task}, recipe).as_dict()
+            found = resolved({"task": task}, recipe).as_dict()
             assert {key: found[key] for key in recipe} == recipe, name
 
 
@@ -82,7 +81,7 @@ def spellings(slot: str) -> Iterator[str]:
 def fits(task: str, chosen: dict[str, Any], given: dict[str, str]) -> bool:
     """Whether a model has the parts that are given, if some of the parts that nobody gave have their defaults."""
     cls: Any = TASKS[task].settings
-    usual = {name: cls.__dataclass_fields__[name].default for name in model_settings(cls)}
+    usual = {name: cls.flags[name].default for name in model_settings(cls)}
     slots = {name: option.slot for name, option in model_spec.KINDS[cls.kind].arguments.items() if option.slot}
     free = [name for name in chosen if name in slots and name not in given]
     for count in range(len(free) + 1):
@@ -108,9 +107,9 @@ def test_what_fits_the_recipe_is_accepted_and_nothing_else(task, capsys):
     accepted = {True: 0, False: 0}
     for preset, recipe, num_pairs, chosen in sources:
         for argument, option in model_spec.KINDS[cls.kind].arguments.items():
-            for text in spellings(option.slot) if option.slot and argument in cls.__dataclass_fields__ else ():
+            for text in spellings(option.slot) if option.slot and argument in cls.flags else ():
                 try:
-                    found = resolve({"task": task, **preset, argument: text}, recipe, num_pairs=num_pairs)
+                    found = resolved({"task": task, **preset, argument: text}, recipe, num_pairs=num_pairs)
                     is_accepted = getattr(found, argument).partition(":")[0] == text.partition(":")[0]
                 except RequestError:
                     is_accepted = False
@@ -129,21 +128,22 @@ GIVES_WAY: list[tuple[dict[str, Any], Config, str, str]] = [
 
 def test_a_part_that_nobody_asked_for_gives_way_and_is_told(capsys):
     for given, recipe, name, message in GIVES_WAY:
-        settings = resolve(given, recipe, num_pairs=29_000)
+        settings = resolved(given, recipe, num_pairs=29_000)
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(message) and getattr(settings, name) == type(settings).__dataclass_fields__[name].default
+        assert line.startswith(message) and getattr(settings, name) == settings.flags[name].default
         with pytest.raises(RequestError):
-            resolve({**given, name: getattr(wanted_settings(given, recipe, num_pairs=29_000), name)}, recipe)
+            wanted: Any = wanted_settings(as_given(given, type(settings)), corpus_with(recipe, 29_000))
+            resolved({**given, name: getattr(wanted, name)}, recipe)
         assert not capsys.readouterr().err, "two flags that contradict each other are refused"
-    modern = resolve({"preset": "modern"}, {})
-    parent = {"settings": modern.as_dict(), "model": model_of(modern)}
+    modern = resolved({"preset": "modern"})
+    parent = RunConfig(model_of(modern), modern.as_dict())
     with pytest.raises(RequestError, match="^--init-from: that run has --attention full; received: compressed"):
-        fine_tuned({"attention": "compressed"}, {}, parent)
+        resolved({"attention": "compressed"}, parent=parent)
 
 
 def test_auto_goes_by_the_number_of_pairs_and_flags_win():
     for num_pairs, least in ((1, 0), (4_999, 0), (5_000, 5_000), (19_999, 5_000), (10**7, 10**6)):
-        row, settings = AUTO_ROWS[least], resolve({"dropout": 0.45}, {}, num_pairs=num_pairs)
+        row, settings = AUTO_ROWS[least], resolved({"dropout": 0.45}, {}, num_pairs=num_pairs)
         assert settings.preset == "auto"
         assert {name: getattr(settings, name) for name in row} == {**row, "dropout": 0.45}
         assert Settings(**settings.as_dict()) == settings, "what config.json keeps is whole"
@@ -151,12 +151,16 @@ def test_auto_goes_by_the_number_of_pairs_and_flags_win():
 
 def test_auto_completes_a_recipe_that_does_not_say_how_long_to_train_and_fine_tuning_where_it_is_asked_for():
     """The settings of the run that is fine-tuned are the recipe; of an imported model its sizes alone are known."""
-    assert resolve({}, RECIPE, num_pairs=29_000) == replace(Settings(), **RECIPE)
-    completed = resolve({}, {"vocabulary_size": 37}, num_pairs=29_000)
+    assert resolved({}, RECIPE, num_pairs=29_000) == replace(Settings(), **RECIPE)
+    completed = resolved({}, {"vocabulary_size": 37}, num_pairs=29_000)
     assert completed == replace(Settings(), **{**AUTO_ROWS[20_000], "vocabulary_size": 37})
-    assert resolve({}, {}, {"dropout": 0.45}).steps == PRESETS["tiny"]["steps"]
-    assert resolve({"preset": "auto"}, {}, {"dropout": 0.45}, 29_000).steps == AUTO_ROWS[20_000]["steps"]
-    assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
+    own, corpus = {"dropout": 0.45}, corpus_with({}, 29_000)
+    for given, inherited, name, value in (
+        ({}, own, "steps", PRESETS["tiny"]["steps"]), ({"preset": "auto"}, own, "steps", AUTO_ROWS[20_000]["steps"]),
+        ({}, {**own, "preset": "auto"}, "sampling", 0.0),
+    ):  # fmt: skip
+        found = wanted_settings(as_given(given, Settings), corpus, Layer(Settings, inherited))
+        assert getattr(found, name) == value
 
 
 def model_of(settings: Any) -> Config:
@@ -166,14 +170,14 @@ def model_of(settings: Any) -> Config:
 
 
 def test_an_imported_model_is_fine_tuned_for_a_part_of_the_steps_that_as_many_pairs_take_unless_a_flag_wins():
-    parent = {"settings": {}, "model": model_of(resolve({}, {}))}
+    parent = RunConfig(model_of(resolved({})), {})
     for num_pairs, row in ((7_980, 5_000), (10**7, 10**6)):
-        found = fine_tuned({}, {}, parent, num_pairs)
+        found = resolved({}, {}, num_pairs, parent)
         assert found.steps == AUTO_ROWS[row]["steps"] // 4 and found.steps >= 2 * found.checkpoint_every
         assert found.warmup_steps == found.steps // 10
-        given = fine_tuned({"steps": 70, "checkpoint_every": 35}, {}, parent, num_pairs)
+        given = resolved({"steps": 70, "checkpoint_every": 35}, {}, num_pairs, parent)
         assert (given.steps, given.checkpoint_every, given.warmup_steps) == (70, 35, 7)
-    trained = fine_tuned({}, {}, {**parent, "settings": resolve({"steps": 1_234}, {}).as_dict()}, 7_980)
+    trained = resolved({}, {}, 7_980, replace(parent, settings=resolved({"steps": 1_234}).as_dict()))
     assert trained.steps == 1_234, "a run that was trained here hands on its steps"
 
 
@@ -184,37 +188,37 @@ def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
     assert not {"source", "target", "dataset", "devices", "threads", "tokenizer", "init_from"} & handed_on.keys()
 
 
-def test_a_run_has_the_task_of_the_run_that_it_fine_tunes_unless_a_flag_names_another():
-    """The corpus is looked for with these settings; nothing else is settled before."""
+def test_a_run_has_the_task_of_the_run_that_it_fine_tunes_unless_a_flag_names_another(monkeypatch, tmp_path):
+    """The corpus is looked for with these settings; nothing else is resolved before."""
 
     class Looked(Exception):
         """The corpus is asked for."""
 
-    def corpus_of(settings):
+    def look(settings: Any) -> None:
         raise Looked(settings.task)
 
-    trained = {"settings": resolve({"task": "masked-tokens", "text": "a"}, {}).as_dict(), "model": {"kind": "encoder"}}
-    imported = {"settings": {}, "model": {"kind": "language-model"}}
+    trained = RunConfig({"kind": "encoder"}, resolved({"task": "masked-tokens", "text": "a"}).as_dict())
+    imported = RunConfig({"kind": "language-model"}, {})
+    monkeypatch.setattr(request, "_corpus", look)
     for parent, given, task in (
         (trained, {}, "masked-tokens"), (trained, {"task": "classification"}, "classification"),
-        (imported, {}, "language-model"),
+        (imported, {}, "language-model"), (None, {}, "translation"),
     ):  # fmt: skip
+        monkeypatch.setattr(request, "read_config", lambda _, parent=parent: parent)
         with pytest.raises(Looked, match=f"^{task}$"):
-            settings_and_corpus(given, parent, corpus_of)
-    with pytest.raises(Looked, match="^translation$"):
-        settings_and_corpus({}, None, corpus_of)
+            open_run({**given, "init_from": str(tmp_path) if parent else None, "out": str(tmp_path / "new")})
 
 
 def test_a_task_has_a_named_corpus_whose_place_own_text_takes_and_defaults_of_its_own():
-    own = resolve({"source": "a", "target": "b", "preset": "base"}, {})
+    own = resolved({"source": "a", "target": "b", "preset": "base"})
     assert (own.dataset, own.name, str(own.folder)) == (None, "files", "runs/files-base")
-    assert (resolve({}, {}).name, str(resolve({}, {}).folder)) == ("numbers:en-de", "runs/numbers-en-de-auto")
+    assert (resolved({}).name, str(resolved({}).folder)) == ("numbers:en-de", "runs/numbers-en-de-auto")
     for task, name in {"language-model": "pydoc-topics", "next-item": "series", "images": "digits"}.items():
-        settings = resolve({"task": task}, {})
+        settings = resolved({"task": task})
         assert (settings.name, settings.label_smoothing, str(settings.folder)) == (name, 0, f"runs/{name}-tiny")
     assert (settings.positions, settings.residual) == ("learned", "pre_norm")
-    assert resolve({"task": "images", "positions": "rotary"}, {}).positions == "rotary"
-    assert resolve({"task": "next-item", "preset": "modern"}, {}).vocabulary_size == 4_000_000
+    assert resolved({"task": "images", "positions": "rotary"}).positions == "rotary"
+    assert resolved({"task": "next-item", "preset": "modern"}).vocabulary_size == 4_000_000
 
 
 BOUNDS: list[tuple[str, Any, Any]] = [
@@ -252,38 +256,52 @@ def test_settings_that_exclude_each_other():
     """A normalization is for text that the run learns to cut, and auto for translation alone."""
     for given, message in EXCLUDED:
         with pytest.raises(RequestError, match=f"^{message}"):
-            resolve(given, {})
+            resolved(given)
+
+
+def go_on(stored: Config, flags: Config, version: str = "0", **model: Any) -> Any:
+    """The settings of a run that goes on, by those that its config.json keeps."""
+    config = RunConfig({"kind": "translator", **model}, stored, versions={"keras-transformer": version})
+    return resumed(config, flags)
 
 
 def test_settings_tell_whose_normalization_it_is():
     pairs = {"source": "a", "target": "b"}
-    assert resolve(pairs, {}).normalization == "lossless"
-    assert resolve({**pairs, "normalization": "nfc,nfkc"}, {}).as_dict()["normalization"] == "nfc,nfkc"
-    assert resolve({**pairs, "task": "language-model"}, {}).normalization == "lossless"
+    assert resolved(pairs).normalization == "lossless"
+    assert resolved({**pairs, "normalization": "nfc,nfkc"}).as_dict()["normalization"] == "nfc,nfkc"
+    assert resolved({**pairs, "task": "language-model"}).normalization == "lossless"
     keeps_its_own = ({"tokenizer": "a"}, {"task": "language-model"})
-    assert [resolve(given, {}).normalization for given in keeps_its_own] == [None, None]
+    assert [resolved(given).normalization for given in keeps_its_own] == [None, None]
     older = {name: value for name, value in Settings().as_dict().items() if name != "normalization"}
-    assert resumed(older, {}).normalization is None
+    assert go_on(older, {}).normalization is None
 
 
 def test_a_run_that_goes_on_may_have_more_steps_and_run_elsewhere_and_nothing_else():
     stored = Settings(steps=10).as_dict()
-    assert resumed(stored, {"steps": 11}).steps == 11
+    assert go_on(stored, {"steps": 11}).steps == 11
     elsewhere = {"data_dir": "elsewhere", "devices": "cpu:2", "threads": 3}
-    assert resumed(stored, {"steps": 10, **elsewhere}) == Settings(steps=10, **elsewhere)
+    assert go_on(stored, {"steps": 10, **elsewhere}) == Settings(steps=10, **elsewhere)
     for given in ({"steps": 9}, {"seed": 2}, {"accumulate": 2}, {"dropout": 0.25}, {"xla": True}):
         with pytest.raises(RequestError, match=r"^--resume: --\w+ was .* when the run began; received: "):
-            resumed(stored, given)
+            go_on(stored, given)
 
 
 def test_a_setting_that_a_version_before_did_not_know_has_its_default():
     stored = Settings().as_dict()
     older = {name: value for name, value in stored.items() if name not in ("norm", "tied_output", "encoder_layers")}
-    assert resumed(older, {}) == resumed(stored, {}) == Settings()
-    assert resumed({**stored, "average_last": 5}, {}).average_last == 5, "as a version before did without a flag"
+    assert go_on(older, {}) == go_on(stored, {}) == Settings()
+    assert go_on({**stored, "average_last": 5}, {}).average_last == 5, "as a version before did without a flag"
     message = "version 9.1 of keras-transformer wrote the run, with a setting that this version does not know, depth: "
     with pytest.raises(RequestError, match=f"^--resume: {message}install that version$"):
-        resumed({**stored, "depth": 3}, {}, "9.1")
+        go_on({**stored, "depth": 3}, {}, "9.1")
+
+
+def test_settings_that_contradict_the_model_are_damage():
+    """The schedule goes by the one, the model is made of the other."""
+    stored = Settings(hidden_dim=64).as_dict()
+    assert go_on(stored, {}, hidden_dim=64, vocabulary_size=7).hidden_dim == 64
+    with pytest.raises(RequestError, match="config.json is damaged: hidden_dim is 64 in 'settings', and 32 in 'model'"):
+        go_on(stored, {}, hidden_dim=32)
 
 
 DAMAGED: list[tuple[str, Any]] = [
@@ -294,10 +312,10 @@ DAMAGED: list[tuple[str, Any]] = [
 
 def test_a_setting_that_no_flag_gives_is_damage():
     stored = {**Settings().as_dict(), "dropout": 0}  # as JSON may spell 0.0
-    assert resumed(stored, {}).dropout == 0
+    assert go_on(stored, {}).dropout == 0
     for name, value in DAMAGED:
         with pytest.raises(RequestError, match=f"config.json is damaged: no --{name.replace('_', '-')} is "):
-            resumed({**stored, name: value}, {"steps": 7})
+            go_on({**stored, name: value}, {"steps": 7})
 
 
 @pytest.fixture(scope="module")
@@ -330,11 +348,11 @@ def text(tmp_path) -> dict[str, Any]:
 
 def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent, opened, text, capsys):
     run = opened({**text, "init_from": str(parent), "steps": 40})
-    before, child = read_config(parent)["settings"], run.settings.as_dict()
+    before, child = read_config(parent).settings, run.settings.as_dict()
     own = {"steps", "init_from", "source", "target", "valid_source", "valid_target", "warmup_steps", "normalization"}
     own |= {"learning_rate_factor", "devices", "average_last"}
     assert {name for name in before if before[name] != child[name]} <= own
-    assert run.config["model"]["max_source_length"] == 24
+    assert run.config.model["max_source_length"] == 24
     assert (child["sampling"], child["dropout"], child["steps"], child["warmup_steps"]) == (0.3, 0.2, 40, 4)
     peak, ended = learning_rate(run.settings, 4), float(InverseSquareRootDecay(16, 100, 0.5)(1199))
     assert peak == pytest.approx(ended, rel=0.01)
@@ -354,8 +372,8 @@ def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended():
         assert ended == pytest.approx(float(InverseSquareRootDecay(64, 200, 0.7)(steps - 1)))
         for wanted, fits in ((5, True), (200, False)):
             fitting = fitting_warm_up(Settings(hidden_dim=64, steps=59, warmup_steps=200), ended, fits)
-            assert fitting["warmup_steps"] == wanted
-            schedule = InverseSquareRootDecay(64, wanted, fitting["learning_rate_factor"])
+            assert fitting.warmup_steps == wanted
+            schedule = InverseSquareRootDecay(64, wanted, fitting.learning_rate_factor)
             assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
 
 
@@ -412,9 +430,9 @@ def test_flags_that_fit_the_recipe_alone_are_accepted(opened):
     """Without the recipe an image has 224 pixels a side, and a history 256 items."""
     for preset in ({}, {"preset": "tiny"}):
         images = opened({"task": "images", "stem": "attentive:filters=8", **preset})
-        assert images.config["model"]["stem"]["filters"] == 8
+        assert images.config.model["stem"]["filters"] == 8
         items = opened({"task": "next-item", "positions": "xpos:scale_base=10", **preset})
-        assert items.config["model"]["positions"]["scale_base"] == 10
+        assert items.config.model["positions"]["scale_base"] == 10
 
 
 def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(opened, tmp_path, capsys):
@@ -466,10 +484,10 @@ def test_xla_is_for_long_runs_of_few_shapes_on_a_gpu():
         "with": ({**short, "xla": True}, False, (True, request.USUAL_SHAPES)),
     }
     for name, (given, on_gpu, expected) in decided.items():
-        settings = request.with_xla_decided(replace(Settings(), **given), on_gpu)
+        settings: Any = request.with_xla_decided(replace(Settings(), **given), on_gpu)
         assert (settings.xla, settings.static_shapes) == expected, name
     for task, has_few in {"images": True, "language-model": True, "masked-tokens": False}.items():
-        settings = request.with_xla_decided(replace(settings_of(task)(), **long), True)
+        settings = request.with_xla_decided(TASKS[task].settings(**long), True)
         assert settings.xla is has_few, task
-    pairs = replace(settings_of("language-model")(), **long, source="a", target="b")
+    pairs = TASKS["language-model"].settings(**long, source="a", target="b")
     assert request.with_xla_decided(pairs, True).xla is False, "pairs have many lengths"
