@@ -221,9 +221,10 @@ TABLE_3 = {"base": (0.1, 100_000, 63_045_632), "big": (0.3, 300_000, 214_171_648
 def test_the_papers_models_and_how_they_were_trained():
     """Their sizes count the parameters."""
     for name, row in TABLE_3.items():
-        settings, sizes = Settings(**PRESETS[name]).as_dict(), {key: PRESETS[name][key] for key in SIZES}
+        settings: dict[str, Any] = Settings(**PRESETS[name]).as_dict()
+        sizes = {key: PRESETS[name][key] for key in SIZES}
         assert row == (settings["dropout"], settings["steps"], count_parameters(sizes))
-        paper = {"num_heads": settings["hidden_dim"] // 64, "token_budget": 25_000, "vocabulary_size": 37_000}
+        paper: dict[str, Any] = {"num_heads": settings["hidden_dim"] // 64, "token_budget": 25_000, "vocabulary_size": 37_000}
         paper |= {"warmup_steps": 4_000, "label_smoothing": 0.1, "residual": "post_norm", "positions": "sinusoidal"}
         assert settings.items() >= paper.items() and settings["tied_output"] is True
     default, state = (
