@@ -48,7 +48,7 @@ class Progress:
         return asdict(self)
 
 
-class Follow(keras.callbacks.Callback):
+class ProgressCounter(keras.callbacks.Callback):
     """Counts each step in `progress`. It is the first callback, because the others read `progress`."""
 
     def __init__(self, progress: Progress, plan: Plan):
@@ -173,7 +173,7 @@ class Interrupt(keras.callbacks.Callback):
         self.received = number
 
 
-class Judge(keras.callbacks.Callback):
+class BestTracker(keras.callbacks.Callback):
     """Judges each round by a score, of which more is better, and stops training early.
 
     Args:
@@ -196,7 +196,7 @@ class Judge(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Logged(Judge):
+class MonitoredMetric(BestTracker):
     """Judges a round by a number of the logs.
 
     Args:
@@ -215,27 +215,27 @@ class Logged(Judge):
         self.show(self.progress.step)
 
 
-class Loss(Logged):
+class ValLossMonitor(MonitoredMetric):
     """Judges a round by its validation loss, of which less is better; the score is its negative."""
 
     name, sign = "val_loss", -1.0
 
 
-class Ndcg(Logged):
+class NdcgMonitor(MonitoredMetric):
     """Judges a round by NDCG, of which more is better."""
 
     name, sign = "val_ndcg", 1.0
 
 
-class Bleu(Judge):
+class BleuMonitor(BestTracker):
     """Translates validation sentences at the end of a round: `val_bleu` in the logs, samples, early stopping.
 
     Args:
-        progress: see `Judge`.
+        progress: see `BestTracker`.
         translate: lines → translations, with the model's present weights.
         sources: the sentences to translate.
         references: their translations.
-        patience: see `Judge`.
+        patience: see `BestTracker`.
         show: called with the step and some sample translations.
     """
 

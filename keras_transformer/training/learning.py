@@ -338,7 +338,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
-    follow = [c.Follow(progress, data.plan), stop_on_nan]
+    follow = [c.ProgressCounter(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
     validation = run.task.validation(run, data, model, progress, show)

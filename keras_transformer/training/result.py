@@ -54,7 +54,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     if settings.ema:
         set_weights(twin, present_weights(model))
         chosen: Config = {"kind": "moving average"}
-        measured = run.task.measured(run, data, twin)
+        measured = run.task.final_metrics(run, data, twin)
     else:
         if settings.average_last:
             found = [Candidate("mean", checkpoints.to_average(best_step))]
@@ -129,7 +129,7 @@ def _best(
     results = []
     for candidate in found:
         set_weights(twin, checkpoints.mean(candidate.steps, twin))
-        measured = run.task.measured(run, data, twin)
+        measured = run.task.final_metrics(run, data, twin)
         if len(found) == 1:
             return candidate, measured
         loss = measured["val_loss"] if "val_loss" in measured else _validation_loss(run, data, twin, num_replicas)

@@ -66,7 +66,7 @@ class Estimate(NamedTuple):
         return max(1, rounds * self.every + max(0, min(self.every, int((left - self.validation) / self.step))))
 
 
-class Watch(keras.callbacks.Callback):
+class StepTimer(keras.callbacks.Callback):
     """Notes when batches of training and of validation end, and stops training when the time is over."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_b
         model: compiled and built.
         batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
-    settings, task, watch = run.settings, run.task, Watch()
+    settings, task, watch = run.settings, run.task, StepTimer()
     say("timing the first steps")
     with unchanged(model):
         model.fit(

@@ -22,7 +22,7 @@ from keras_transformer.core.errors import JobError
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.training import timing
-from keras_transformer.training.callbacks import Follow
+from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
 from tests.interrupted import interrupt
@@ -80,17 +80,17 @@ def test_a_run_learns_to_translate(learned):
 
 
 @contextlib.contextmanager
-def at_step(step: int, act: Callable[[Follow], Any]) -> Iterator[None]:
+def at_step(step: int, act: Callable[[ProgressCounter], Any]) -> Iterator[None]:
     """Within it something happens after a step, before what follows it."""
-    follow = Follow.on_train_batch_end
+    follow = ProgressCounter.on_train_batch_end
 
-    def changed(self: Follow, batch: int, logs: dict | None = None) -> None:
+    def changed(self: ProgressCounter, batch: int, logs: dict | None = None) -> None:
         follow(self, batch, logs)
         if self.progress.step == step:
             act(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Follow, "on_train_batch_end", changed)
+        patch.setattr(ProgressCounter, "on_train_batch_end", changed)
         yield
 
 
@@ -106,7 +106,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for step, number in (3, signal.SIGINT), (5, signal.SIGTERM):
 
-        def stop(_: Follow, number: int = number) -> None:
+        def stop(_: ProgressCounter, number: int = number) -> None:
             os.kill(os.getpid(), number)
 
         with at_step(step, stop):
@@ -196,7 +196,7 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_model_was_written_en
 def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_with_nor_saved(folder, tiny):
     """The loss of a step is computed before its update, so only the validation tells."""
 
-    def to_nan(follow: Follow) -> None:
+    def to_nan(follow: ProgressCounter) -> None:
         variable = follow.model.trainable_variables[0]
         variable.assign(np.full(variable.shape, np.nan))
 
