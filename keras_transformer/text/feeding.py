@@ -125,6 +125,13 @@ def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[tuple]:
         yield padded(batch, plan.divisor)
 
 
+def repeated_epoch(plan: Plan) -> Iterator[Batch]:
+    """Yields the first epoch again and again, for validation with JAX; each batch is padded to few shapes."""
+    while True:
+        for index in range(plan.num_batches(0)):
+            yield padded(plan.batch(Place(0, index)), plan.divisor, per_octave=1)
+
+
 def padded(batch: Batch, divisor: int = 1, per_octave: int = 4) -> Batch:
     """The batch with blank rows and with padding, so that rows and widths are of few sizes, see `size_in_octave`.
 

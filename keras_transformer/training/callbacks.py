@@ -19,7 +19,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.bleu import bleu as count_bleu
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.devices import num_workers
+from keras_transformer.training.workers import num_workers
 
 NUM_SAMPLES = 5
 STEPS_BETWEEN_LOOKS = 10  # at the loss: reading it waits for the device

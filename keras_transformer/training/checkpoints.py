@@ -23,7 +23,7 @@ from keras_transformer.core.schema import Mismatch, Schema, object_of, parse_jso
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.runs.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
 from keras_transformer.spec.options import Config
-from keras_transformer.training.devices import num_workers
+from keras_transformer.training.workers import num_workers
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel

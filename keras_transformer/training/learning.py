@@ -20,14 +20,13 @@ from keras_transformer.models.model_factory import make_model
 from keras_transformer.optimizers import Adam
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch
+from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch, repeated_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.devices import local_replicas, num_workers, operation_errors, seed
-from keras_transformer.training.jax_devices import DataParallel, Validation
+from keras_transformer.training.devices import DataParallel, Strategy, seed
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
@@ -40,12 +39,12 @@ from keras_transformer.training.timing import (
     tell_time,
     timed_places,
 )
+from keras_transformer.training.workers import num_workers, operation_errors, worker_index
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.devices import Strategy
 
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
@@ -313,24 +312,31 @@ def _feeding_errors() -> Iterator[None]:
         raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
+def _local_replicas(strategy: Strategy) -> tuple[range, int]:
+    """The numbers of this worker's replicas among all replicas, and how many all workers have together."""
+    count = strategy.num_replicas_in_sync
+    each = count // num_workers()
+    return range(worker_index() * each, (worker_index() + 1) * each), count
+
+
 def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Any:
     if isinstance(strategy, DataParallel):
         return of_few_shapes(plan, progress.place)
-    local = local_replicas(strategy)
+    local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
 
 
 def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Any:
     if isinstance(strategy, DataParallel):
         return (plan.batch(place) for place in places)
-    local = local_replicas(strategy)
+    local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local))
 
 
 def _valid_batches(plan: Plan, strategy: Strategy) -> Any:
     if isinstance(strategy, DataParallel):
-        return Validation(plan)
-    local = local_replicas(strategy)
+        return repeated_epoch(plan)
+    local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 
 

@@ -22,7 +22,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
-from keras_transformer.training import devices
+from keras_transformer.training import devices, workers
 from keras_transformer.training.common_settings import DATA, MEND, TOLD_BY_DATA, Settings, TextSettings, own_data
 from keras_transformer.training.resolution import (
     as_given,
@@ -58,7 +58,7 @@ def open_run(given: Config) -> Run | None:
     """
     if given.get("resume") and given.get("overwrite"):
         raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
-    if given.get("hours") is not None and (given.get("resume") or devices.num_workers() > 1):
+    if given.get("hours") is not None and (given.get("resume") or workers.num_workers() > 1):
         raise RequestError(
             "--hours times the first steps of a new run with one worker; received "
             f"{'--resume' if given.get('resume') else '`TF_CONFIG` with several'} too: give --steps"
@@ -68,7 +68,7 @@ def open_run(given: Config) -> Run | None:
 
 def _new_run(given: Config) -> Run:
     if given.get("out"):  # where there is none, the settings name the folder
-        settled_folder(Path(given["out"]), devices.worker_index() == 0, overwrite=bool(given.get("overwrite")))
+        settled_folder(Path(given["out"]), workers.worker_index() == 0, overwrite=bool(given.get("overwrite")))
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     given, settings, corpus = settings_and_corpus(given, parent, _corpus)
     is_chief = _check_devices(settings)
@@ -189,7 +189,7 @@ def check_folder(folder: RunFolder, is_resumed: bool, overwrite: bool) -> None:
 
 
 def _resumed_run(given: Config) -> Run | None:
-    folder = settled_folder(_folder_to_resume(given), devices.worker_index() == 0, is_resumed=True)
+    folder = settled_folder(_folder_to_resume(given), workers.worker_index() == 0, is_resumed=True)
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
     if is_finished(config, settings.steps) and _has_model(folder):
@@ -257,7 +257,7 @@ def _check_devices(settings: Settings) -> bool:
     load_tensorflow()
     if not on_tensorflow():
         _check_jax(settings)
-    return devices.worker_index() == 0
+    return workers.worker_index() == 0
 
 
 def _check_back_end(folder: RunFolder, config: Config) -> None:
@@ -279,7 +279,7 @@ def _check_jax(settings: Settings) -> None:
     asked = {
         "--accumulate": settings.accumulate > 1, "--r-drop": settings.r_drop > 0, "--threads": settings.threads > 0,
         "--no-xla": settings.xla is False, "--static-shapes 0": getattr(settings, "static_shapes", None) == 0,
-        "several workers in `TF_CONFIG`": devices.num_workers() > 1,
+        "several workers in `TF_CONFIG`": workers.num_workers() > 1,
     }  # fmt: skip
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise RequestError(

@@ -10,10 +10,9 @@ from keras_transformer.core.lazy import on_tensorflow
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.spec.options import Config
-from keras_transformer.text.feeding import BEGINNING, generator
+from keras_transformer.text.feeding import BEGINNING, generator, repeated_epoch
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
-from keras_transformer.training.jax_devices import Validation
 from keras_transformer.training.task import Prepared, Run
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
@@ -144,16 +143,19 @@ def _best(
 
 def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
     """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
+    plan = data.valid_plan
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
         model.compile(loss=run.task.loss(run.settings))
-        return model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"]
-    loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
+        return float(
+            model.evaluate(repeated_epoch(plan), steps=plan.num_batches(0), verbose=0, return_dict=True)["loss"]
+        )
+    loss, total, total_weight = run.task.loss(run.settings), 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):
         weight = float(weights.sum())
         total += float(loss(labels, model(inputs, training=False), weights)) * weight
-        count += weight
-    return total / count
+        total_weight += weight
+    return total / total_weight
 
 
 def _told(measured: dict[str, float]) -> str:

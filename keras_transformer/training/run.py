@@ -33,7 +33,7 @@ def train(given: Config) -> None:
 
     Raises:
         RequestError: the request is wrong; nothing was written.
-        JobError: training failed, or another worker was lost or did not come (`devices.WorkerLost`); the checkpoints
+        JobError: training failed, or another worker was lost or did not come (`workers.WorkerLost`); the checkpoints
             are intact.
         Stopped: a signal came; the message says how the run goes on, or that nothing of it is left.
     """
@@ -45,15 +45,15 @@ def train(given: Config) -> None:
         _train(run, strategy)
 
 
-def shared_facts(run: Run) -> Config:
+def shared_facts(run: Run) -> dict[str, str]:
     """What all workers must have the same, by names for people.
 
     The paths of what they read may differ, and so may the names of their devices.
     """
     own = {setting.name for setting in fields(run.settings) if setting.metadata["reads"]}
     own |= {"data_dir", "devices", "threads"}
-    settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
-    return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
+    settings = {flag_of(name): str(value) for name, value in run.settings.as_dict().items() if name not in own}
+    return {**settings, "--resume": str(run.is_resumed), "text with SHA-256": str(run.corpus.identity)}
 
 
 @contextlib.contextmanager

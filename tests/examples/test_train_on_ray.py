@@ -18,7 +18,7 @@ import train_on_ray
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.spec import custom_parts
 from keras_transformer.training import run
-from keras_transformer.training.devices import WorkerLost
+from keras_transformer.training.workers import WorkerLost
 from tests.examples.conftest import ROOT, wait
 from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags

@@ -1,0 +1,148 @@
+"""The workers that train together: `TF_CONFIG` names them, and TensorFlow's coordination service connects them.
+
+Without `TF_CONFIG` there is one worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
+from typing import NamedTuple
+
+from keras_transformer.core.errors import JobError, RequestError, say
+from keras_transformer.core.lazy import on_tensorflow, tf
+from keras_transformer.core.schema import list_of, object_of, parse_json
+
+MEETING_SECONDS = 600.0  # how long the first worker waits for the last
+KEY = "keras_transformer"  # of what the workers tell each other
+TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
+
+
+class WorkerLost(JobError):
+    """Another worker stopped, or cannot be reached. The checkpoints are intact, and all workers may start again."""
+
+
+class Workers(NamedTuple):
+    """Who trains together.
+
+    Args:
+        total: how many workers.
+        own: this worker's number, from 0.
+        addresses: the addresses of all workers, as "HOST:PORT"; empty if there is one.
+    """
+
+    total: int
+    own: int
+    addresses: tuple[str, ...] = ()
+
+
+def num_workers() -> int:
+    """How many workers train together.
+
+    Raises:
+        RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
+    """
+    return _workers().total
+
+
+def worker_index() -> int:
+    """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
+    return _workers().own
+
+
+def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.distribute.Strategy:
+    """Waits until all workers have come and compares what they are about to do; returns their strategy.
+
+    Args:
+        facts: what must be the same, by names for people.
+        seconds: how long to wait.
+
+    Raises:
+        RequestError: a worker has other facts than the chief.
+        WorkerLost: a worker did not come; the message names it.
+    """
+    addresses = _workers().addresses
+    say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
+    try:  # in a thread, for TensorFlow waits an hour, and for Ctrl-C too
+        strategy = ThreadPool(1).apply_async(tf.distribute.MultiWorkerMirroredStrategy).get(seconds)
+    except TimeoutError:
+        missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
+        raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together") from None
+    chief, *others = _facts_of_all(facts, seconds)
+    if told := [one for number, other in enumerate(others, 1) if (one := _difference(number, other, chief))]:
+        raise RequestError(f"{'; '.join(told)}: start all workers with the same text and settings")
+    return strategy
+
+
+def _listens(address: str) -> bool:
+    """Whether a worker has started there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _facts_of_all(facts: Mapping[str, str], seconds: float) -> list[dict[str, str]]:
+    """The facts of all workers, which TensorFlow's coordination service keeps; its Python names are not public."""
+    from tensorflow.python.eager.context import context
+
+    service, most, workers = context(), int(1000 * seconds), _workers()
+    service.set_config_key_value(f"{KEY}/{workers.own}", json.dumps(facts))
+    told = [service.get_config_key_value(f"{KEY}/{number}", most) for number in range(workers.total)]
+    service.wait_at_barrier(KEY, most)  # the service ends with the chief, and a chief that is refused ends
+    return [json.loads(text) for text in told]
+
+
+def _difference(number: int, theirs: Mapping[str, str], facts: Mapping[str, str]) -> str:
+    names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
+    told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
+    return f"worker {number} differs from the chief: {told}" if told else ""
+
+
+@contextmanager
+def lost_workers() -> Iterator[None]:
+    """Raises `WorkerLost` where an operation fails because another worker is gone; TensorFlow notices in seconds."""
+    try:
+        yield
+    except operation_errors() as error:
+        is_lost = isinstance(error, tf.errors.UnavailableError) or "Collective ops is aborted" in error.message
+        if num_workers() == 1 or not is_lost:
+            raise
+        raise WorkerLost(
+            "another worker stopped, or cannot be reached; the checkpoints are intact: start all workers again with "
+            "--resume"
+        ) from error
+
+
+def operation_errors() -> tuple[type[Exception], ...]:
+    """The errors in which TensorFlow wraps what an operation raised; JAX and PyTorch wrap nothing."""
+    return (tf.errors.OpError,) if on_tensorflow() else ()
+
+
+def _workers() -> Workers:
+    """Reads `TF_CONFIG`. A cluster of one machine, whatever its job, is one worker."""
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        config = parse_json(text, TF_CONFIG)
+        jobs, task = config.get("cluster", {}), config.get("task", {})
+        addresses = [address for job in jobs.values() for address in job]
+        if len(addresses) <= 1:
+            return Workers(1, 0)
+        index = int(str(task.get("index")))
+        ports = [int(address.rpartition(":")[2]) for address in addresses]
+        of_workers = jobs.keys() == {"worker"} and all(0 < port < 2**16 for port in ports)
+        if of_workers and task.get("type") == "worker" and 0 <= index < len(addresses):
+            return Workers(len(addresses), index, tuple(addresses))
+    except ValueError:
+        pass  # the error below tells what is expected
+    example = {"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}
+    raise RequestError(
+        "`TF_CONFIG` must name workers alone, of which the first is the chief, and this one's index, as in "
+        f"{json.dumps(example)}. Received: {text:.500}"
+    )
