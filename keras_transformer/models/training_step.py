@@ -7,9 +7,9 @@ strategy.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import keras
 from keras import ops
@@ -21,6 +21,10 @@ from keras_transformer.losses import WEIGHTED_MEAN, SmoothedCrossEntropy
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config
 
+Inputs: TypeAlias = Mapping[str, Tensor]
+Loss: TypeAlias = keras.losses.Loss | str | Callable[[Tensor, Tensor], Tensor]
+Logs: TypeAlias = dict[str, Tensor]
+Rows = TypeVar("Rows")  # tensors with an axis of rows, in any structure
 ONE_HOT_LOSSES = keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy
 
 
@@ -37,7 +41,13 @@ class WeightedFit(keras.Model):
     `add_loss` count once a step.
     """
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        self,
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
+        loss: Loss | list[Loss] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """As in Keras.
 
         Raises:
@@ -54,28 +64,30 @@ class WeightedFit(keras.Model):
 
     def compute_loss(
         self,
-        x: object = None,
-        y: object = None,
-        y_pred: object = None,
-        sample_weight: object = None,
+        x: Inputs | None = None,
+        y: Tensor | None = None,
+        y_pred: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Tensor:
         """As in Keras, but a mean is one by weights. As in Keras, a strategy's replicas divide it by their number."""
         return super().compute_loss(x, y, y_pred, self._label_weights(y, sample_weight), training)
 
-    def compute_metrics(self, x: object, y: object, y_pred: object, sample_weight: object = None) -> Config:
+    def compute_metrics(self, x: Inputs, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Logs:
         """As in Keras; the weight of a row is that of each of its labels."""
         return super().compute_metrics(x, y, y_pred, self._label_weights(y, sample_weight))
 
-    def train_step(self, *arguments: Any) -> Any:
+    def train_step(self, *arguments: tuple[Tensor, ...]) -> Logs | tuple[Logs, tuple[Tensor, ...]]:
         with self._told_by_labels(arguments[-1]):
             return super().train_step(*arguments)
 
-    def test_step(self, *arguments: Any) -> Any:
+    def test_step(self, *arguments: tuple[Tensor, ...]) -> Logs | tuple[Logs, tuple[Tensor, ...]]:
         with self._told_by_labels(arguments[-1]):
             return super().test_step(*arguments)
 
-    def fit(self, *args: object, class_weight: dict[int, float] | None = None, **kwargs: object) -> Any:
+    def fit(
+        self, *args: object, class_weight: dict[int, float] | None = None, **kwargs: object
+    ) -> keras.callbacks.History:
         """As in Keras.
 
         Raises:
@@ -86,12 +98,12 @@ class WeightedFit(keras.Model):
 
     def train_on_batch(
         self,
-        x: object,
-        y: object = None,
-        sample_weight: object = None,
-        class_weight: object = None,
+        x: Inputs,
+        y: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
-    ) -> Any:
+    ) -> float | list[float] | dict[str, float]:
         """As in Keras.
 
         Raises:
@@ -107,12 +119,12 @@ class WeightedFit(keras.Model):
             labels = keras.KerasTensor((*labels.shape, None))
         self._symbolic_build(data_batch=(inputs, labels, weights))
 
-    def symbolic_batch(self) -> tuple:
+    def symbolic_batch(self) -> tuple[Tensor, ...]:
         """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
         raise NotImplementedError
 
     @contextmanager
-    def _told_by_labels(self, data: tuple) -> Iterator[None]:
+    def _told_by_labels(self, data: tuple[Tensor, ...]) -> Iterator[None]:
         """Within, the loss of a batch counts by the weights of its labels. In Keras it counts by the number of rows."""
         _, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         share, tracker = ops.sum(self._label_weights(labels, weights)), self._loss_tracker
@@ -134,7 +146,7 @@ class WeightedFit(keras.Model):
         weights = ops.cast(weights, "float32")
         return counts * (weights if len(weights.shape) == rank else ops.reshape(weights, (-1, *[1] * (rank - 1))))
 
-    def _check_class_weight(self, class_weight: object) -> None:
+    def _check_class_weight(self, class_weight: dict[int, float] | None) -> None:
         if class_weight is not None and len(self.symbolic_batch()[1].shape) > 1:
             raise ValueError(
                 "`class_weight` must be left out, for Keras would take the labels (B, T) of tokens for classes of "
@@ -142,7 +154,7 @@ class WeightedFit(keras.Model):
             )
 
 
-def _counted(loss: Any, labels: Tensor, shape: tuple) -> Tensor:
+def _counted(loss: Loss | list[Loss] | None, labels: Tensor, shape: tuple[Tensor, ...]) -> Tensor:
     """1 where a loss counts a label, else 0: (B,) or (B, T), float32."""
     for one in keras.tree.flatten(loss):
         if isinstance(one, SmoothedCrossEntropy):
@@ -152,7 +164,7 @@ def _counted(loss: Any, labels: Tensor, shape: tuple) -> Tensor:
     return ops.ones(shape)
 
 
-def _by_weights(loss: Any) -> Any:
+def _by_weights(loss: Loss | None) -> keras.losses.Loss | None:
     """The same loss, whose mean is one by weights."""
     if loss is None:  # `add_loss` alone
         return None
@@ -168,7 +180,12 @@ def _by_weights(loss: Any) -> Any:
 class _FunctionLoss(keras.losses.Loss):
     """A function (labels, logits) → values as a loss. Both come in float32, as Keras gives them to a function."""
 
-    def __init__(self, function: Any, name: str = "loss_function", reduction: str = WEIGHTED_MEAN):
+    def __init__(
+        self,
+        function: str | Callable[[Tensor, Tensor], Tensor],
+        name: str = "loss_function",
+        reduction: str = WEIGHTED_MEAN,
+    ):
         super().__init__(name, reduction)
         self.function = keras.losses.get(function)
 
@@ -205,7 +222,7 @@ class _TensorFlowFit(WeightedFit):
     micro_batches: int = 1
     r_drop: float = 0.0
     metrics_every: int = 1
-    _compiled_gradients: Any = None
+    _compiled_gradients: Callable[..., tuple[list[Tensor], Tensor, Tensor]] | None = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
         """As in Keras, but `jit_compile=True` compiles only the forward and backward pass, and "auto" nothing."""
@@ -214,7 +231,7 @@ class _TensorFlowFit(WeightedFit):
         if jit_compile is True:
             self._compiled_gradients = tf.function(fused()(self._gradients), jit_compile=True)
 
-    def train_step(self, data: tuple) -> dict[str, Tensor]:
+    def train_step(self, data: tuple[Tensor, ...]) -> Logs:
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         data = inputs, labels, self._label_weights(labels, weights)
         is_first = ops.equal(self._loss_tracker.count, 0)
@@ -227,10 +244,10 @@ class _TensorFlowFit(WeightedFit):
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._as_vectors(self.get_metrics_result())
 
-    def test_step(self, data: tuple) -> dict[str, Tensor]:
+    def test_step(self, data: tuple[Tensor, ...]) -> Logs:
         return self._as_vectors(super().test_step(data))
 
-    def _counts(self, inputs: object) -> Tensor | None:
+    def _counts(self, inputs: Inputs) -> Tensor | None:
         """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
         is_whole = self.micro_batches == 1 and _num_replicas() == 1
         if is_whole or not any(getattr(layer, "has_auxiliary_loss", False) for layer in self._flatten_layers()):
@@ -251,15 +268,15 @@ class _TensorFlowFit(WeightedFit):
         )
         return _sum_of_replicas(tf.reduce_sum(of_parts, axis=0))
 
-    def _passes(self, data: object) -> Any:
+    def _passes(self, data: Rows) -> Rows:
         """The rows that pass the model in a step: with R-Drop each twice."""
         return auxiliary_losses.twice(data) if self.r_drop else data
 
-    def _rows_of_a_part(self, data: object) -> Tensor:
+    def _rows_of_a_part(self, data: Inputs | tuple[Tensor, ...]) -> Tensor:
         """The number of rows of a micro-batch; the last may have fewer."""
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
-    def _tracked_gradients(self, data: tuple, is_first: Tensor, whole: _Whole) -> list[Tensor]:
+    def _tracked_gradients(self, data: tuple[Tensor, ...], is_first: Tensor, whole: _Whole) -> list[Tensor]:
         inputs, labels, weights = self._passes(data)
         if self.r_drop:
             weights /= 2  # their sum stays: the loss is half of R-Drop's equation 4, which Adam does not see
@@ -270,7 +287,7 @@ class _TensorFlowFit(WeightedFit):
         return gradients
 
     def _gradients(
-        self, inputs: object, labels: Tensor, weights: Tensor, whole: _Whole
+        self, inputs: Inputs, labels: Tensor, weights: Tensor, whole: _Whole
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """A part's share of the gradients, its loss, and its logits."""
         share, replicas = tf.math.divide_no_nan(tf.reduce_sum(weights), whole.weight), _num_replicas()
@@ -296,7 +313,7 @@ class _TensorFlowFit(WeightedFit):
         # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
-    def _accumulated_gradients(self, data: tuple, is_first: Tensor, whole: _Whole) -> list[Tensor]:
+    def _accumulated_gradients(self, data: tuple[Tensor, ...], is_first: Tensor, whole: _Whole) -> list[Tensor]:
         rows = self._rows_of_a_part(data)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -307,7 +324,7 @@ class _TensorFlowFit(WeightedFit):
         _, total = tf.while_loop(lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1)
         return total
 
-    def _track_metrics(self, inputs: object, labels: Tensor, logits: Tensor, weights: Tensor, is_first: Tensor) -> None:
+    def _track_metrics(self, inputs: Inputs, labels: Tensor, logits: Tensor, weights: Tensor, is_first: Tensor) -> None:
         def track() -> Tensor:
             self.compute_metrics(inputs, labels, logits, sample_weight=weights)
             return tf.constant(True)
@@ -318,12 +335,12 @@ class _TensorFlowFit(WeightedFit):
             steps = tf.cast(ops.convert_to_tensor(self.optimizer.iterations), tf.int64)
             tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
-    def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _as_vectors(self, logs: Logs) -> Logs:
         if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
-    def _maybe_symbolic_build(self, iterator: object = None, data_batch: object = None) -> None:
+    def _maybe_symbolic_build(self, iterator: Iterator[Tensor] | None = None, data_batch: Tensor | None = None) -> None:
         if self._distribute_strategy is not None:
             self.build_for_training()
 
@@ -352,7 +369,7 @@ def _sum_of_replicas(value: Tensor) -> Tensor:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def _part_of(data: object, part: Tensor, rows: Tensor) -> Any:
+def _part_of(data: Rows, part: Tensor, rows: Tensor) -> Rows:
     """The rows of one micro-batch, each micro-batch with `rows` rows."""
     return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 

@@ -1,4 +1,4 @@
-"""What happens around the steps of `fit`: progress, checks, scores, checkpoints, interruptions."""
+"""The callbacks of `fit` that count, check, score, save and interrupt training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from keras_transformer.core.errors import JobError, Stopped, say
-from keras_transformer.spec.options import Config
 from keras_transformer.text.bleu import bleu as count_bleu
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
@@ -23,6 +23,7 @@ from keras_transformer.training.workers import num_workers
 
 NUM_SAMPLES = 5
 STEPS_BETWEEN_LOOKS = 10  # at the loss: reading it waits for the device
+Logs: TypeAlias = dict[str, float] | None  # as Keras gives them to callbacks
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Progress:
     step: int = 0
     epoch: int = 0  # the epoch of the data, where the next batch is
     batch: int = 0  # the next batch's number in that epoch
-    best_score: float = -math.inf  # the best so far of the score by which the task judges a round
+    best_score: float = -math.inf  # of the rounds so far, by the task's score
     best_step: int = 0
     validations_without_better: int = 0
     seconds: float = 0.0
@@ -40,11 +41,11 @@ class Progress:
 
     @property
     def place(self) -> Place:
-        """The next batch's place in the data."""
+        """Returns the place of the next batch in the data."""
         return Place(self.epoch, self.batch)
 
-    def as_dict(self) -> Config:
-        """For a checkpoint."""
+    def as_dict(self) -> dict[str, float]:
+        """Returns the fields, which a checkpoint keeps."""
         return asdict(self)
 
 
@@ -56,10 +57,10 @@ class ProgressCounter(keras.callbacks.Callback):
         self.progress = progress
         self.plan = plan
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._last = time.monotonic()
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         progress, now = self.progress, time.monotonic()
         progress.step += 1
         progress.tokens += self.plan.num_tokens(progress.place)
@@ -78,20 +79,20 @@ class StopOnNaN(keras.callbacks.Callback):
         super().__init__()
         self.progress = progress
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self.progress.step % STEPS_BETWEEN_LOOKS == 0:
             self.check(logs)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self.check(logs)
 
-    def check(self, logs: dict | None) -> None:
+    def check(self, logs: Logs) -> None:
         """Raises JobError if the loss is NaN or infinite, or at the end of a round that of the validation."""
         losses = (float((logs or {}).get(name, 0.0)) for name in ("loss", "val_loss"))
         if not all(math.isfinite(loss) for loss in losses):
             self._end()
 
-    def check_weights(self, logs: dict | None) -> None:
+    def check_weights(self, logs: Logs) -> None:
         """`check`, and the weights too: the loss of a step tells nothing of the update that follows it."""
         self.check(logs)
         if not all(np.isfinite(np.asarray(variable)).all() for variable in self.model.trainable_variables):
@@ -111,7 +112,7 @@ class RestoreMetrics(keras.callbacks.Callback):
         super().__init__()
         self.values: Sequence[np.ndarray] = values
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         for variable, value in zip(self.model.metrics_variables, self.values, strict=False):
             variable.assign(value)
         self.values = ()
@@ -130,19 +131,19 @@ class Interrupt(keras.callbacks.Callback):
         save: saves a checkpoint.
     """
 
-    def __init__(self, check: Callable[[dict | None], None], save: Callable[[], None]):
+    def __init__(self, check: Callable[[Logs], None], save: Callable[[], None]):
         super().__init__()
         self.check = check
         self.save = save
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if threading.current_thread() is threading.main_thread() and not self._before:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         is_last = batch + 1 == self.params["steps"]
         if self.received is not None and not is_last:
             if keras.config.backend() == "jax":  # whose step keeps the weights to itself until a round ends
@@ -151,7 +152,7 @@ class Interrupt(keras.callbacks.Callback):
             self.save()
             self._stop(self.received)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if self.received is not None:
             self._stop(self.received)
 
@@ -165,7 +166,7 @@ class Interrupt(keras.callbacks.Callback):
         self.close()
         raise Stopped(number, "stopped and saved")
 
-    def _receive(self, number: int, frame: object) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise Stopped(number, "stopped at once")
         is_bar = bool(sys.stderr and sys.stderr.isatty())  # in whose line the terminal has put ^C
@@ -174,7 +175,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 class BestTracker(keras.callbacks.Callback):
-    """Judges each round by a score, of which more is better, and stops training early.
+    """Tracks the best score of a round, of which more is better, and stops training early.
 
     Args:
         progress: keeps the best score and the validations since.
@@ -186,8 +187,8 @@ class BestTracker(keras.callbacks.Callback):
         self.progress = progress
         self.patience = patience
 
-    def judge(self, score: float) -> None:
-        """Takes the score of a round."""
+    def update(self, score: float) -> None:
+        """Compares the score of a round with the best before."""
         progress = self.progress
         progress.validations_without_better += 1
         if score > progress.best_score:
@@ -197,7 +198,7 @@ class BestTracker(keras.callbacks.Callback):
 
 
 class MonitoredMetric(BestTracker):
-    """Judges a round by a number of the logs.
+    """Scores a round by a metric of the logs.
 
     Args:
         show: called with the step, at the end of a round.
@@ -209,20 +210,20 @@ class MonitoredMetric(BestTracker):
         super().__init__(progress, patience)
         self.show = show
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs and self.name in logs:
-            self.judge(self.sign * float(logs[self.name]))
+            self.update(self.sign * float(logs[self.name]))
         self.show(self.progress.step)
 
 
 class ValLossMonitor(MonitoredMetric):
-    """Judges a round by its validation loss, of which less is better; the score is its negative."""
+    """Scores a round by its validation loss, of which less is better; the score is its negative."""
 
     name, sign = "val_loss", -1.0
 
 
 class NdcgMonitor(MonitoredMetric):
-    """Judges a round by NDCG, of which more is better."""
+    """Scores a round by NDCG, of which more is better."""
 
     name, sign = "val_ndcg", 1.0
 
@@ -254,12 +255,12 @@ class BleuMonitor(BestTracker):
         self.references = references
         self.show = show
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         translations = self.translate(self.sources)
         bleu = count_bleu(translations, self.references)
         if logs is not None:
             logs["val_bleu"] = bleu
-        self.judge(bleu)
+        self.update(bleu)
         if self.show:
             triples = zip(self.sources, self.references, translations, strict=True)
             lines = [f"source      {s}\nreference   {r}\ntranslation {t}\n" for s, r, t in triples]
@@ -281,7 +282,7 @@ class Save(keras.callbacks.Callback):
         self.progress = progress
         self.then = then
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if num_workers() == 1:  # several workers reset their metrics together, and no checkpoint holds them
             self.model.reset_metrics()  # an extended run would go on from the validation's counts
         self.save()

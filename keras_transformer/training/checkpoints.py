@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import keras
 import numpy as np
@@ -43,14 +43,14 @@ class OtherArrays(DamagedFile):
 
 
 class Like(NamedTuple):
-    """What is expected of an array."""
+    """The shape and the type that an array must have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     @classmethod
-    def variable(cls, variable: Any) -> Like:
-        """As a variable, or an array, holds it."""
+    def variable(cls, variable: keras.Variable | np.ndarray) -> Like:
+        """Returns what a variable, or an array, holds."""
         return cls(tuple(variable.shape), np.dtype(keras.backend.standardize_dtype(variable.dtype)))
 
     @property
@@ -77,15 +77,15 @@ class Checkpoints:
         self.every = every
 
     def steps(self) -> list[int]:
-        """Steps with weights, ascending."""
+        """Returns the steps that have weights, ascending."""
         return sorted(checkpoint_steps(self.folder, "weights"))
 
     def whole_steps(self) -> list[int]:
-        """Steps from which a run can be resumed, ascending."""
+        """Returns the steps from which a run can be resumed, ascending."""
         return sorted(checkpoint_steps(self.folder, "state") & set(self.steps()))
 
     def to_average(self, end: int | None = None) -> list[int]:
-        """The steps to average, ascending: the last `keep` among the regular steps and the newest.
+        """Returns the steps to average, ascending: the last `keep` among the regular steps and the newest.
 
         Args:
             end: the last step to average; by default the newest.
@@ -94,7 +94,7 @@ class Checkpoints:
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
-    def save(self, step: int, model: FamilyModel, progress: Mapping[str, object], best_step: int | None = None) -> None:
+    def save(self, step: int, model: FamilyModel, progress: Mapping[str, float], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
@@ -105,11 +105,11 @@ class Checkpoints:
         """
         self.folder.mkdir(exist_ok=True)
         _write_arrays(self._path(step, "weights"), _weights(model))
-        state = {**_state_variables(model), PROGRESS: _json_array(dict(progress))}
+        state = {**_state_variables(model), PROGRESS: _json_array(progress)}
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: FamilyModel, like: Mapping[str, object]) -> Config | None:
+    def restore(self, model: FamilyModel, like: Mapping[str, float]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
         If a checkpoint is damaged, a warning names it, and the one before it is restored. Where a checkpoint has not
@@ -142,7 +142,7 @@ class Checkpoints:
         return None
 
     def _none_fits(self, are_whole: bool) -> str:
-        """What to do where no checkpoint can be restored."""
+        """Returns the error of a run none of whose checkpoints can be restored, with the ways out."""
         run = RunFolder(self.folder.parent)
         ways = ["go on with the version of keras-transformer that wrote them"] if are_whole else []
         if run.model.is_file():
@@ -185,7 +185,7 @@ class Checkpoints:
 
 
 def last_steps(steps: list[int], count: int, end: int | None = None) -> list[int]:
-    """The last `count` of ascending `steps`, up to `end`."""
+    """Returns the last `count` of ascending `steps`, up to `end`."""
     return [step for step in steps if end is None or step <= end][-count:]
 
 
@@ -225,7 +225,7 @@ def unchanged(model: FamilyModel) -> Iterator[None]:
 
 def present_weights(model: FamilyModel) -> Iterator[np.ndarray]:
     """Yields the weights to validate with: their moving average if the optimizer keeps one."""
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables
     return map(np.asarray, variables)
 
@@ -242,13 +242,13 @@ def write_model(run: RunFolder, config: Config, model: FamilyModel, origin: Conf
     write_config(run, {**config, "weights": origin})
 
 
-def _weights(model: FamilyModel) -> Config:
-    """The trainable weights by name. The names depend on the configuration of the model alone."""
+def _weights(model: FamilyModel) -> dict[str, keras.Variable]:
+    """Returns the trainable weights by name. The names depend on the configuration of the model alone."""
     return {f"{i:04d}-{v.name}": v for i, v in enumerate(model.trainable_variables)}
 
 
-def _state_variables(model: FamilyModel) -> Config:
-    """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
+def _state_variables(model: FamilyModel) -> dict[str, keras.Variable]:
+    """Returns all else that training changes: dropout seeds, optimizer (with its moving average), metrics.
 
     With several workers the metrics are left out: each worker has counted a part, and the chief saves alone. The counts
     matter only within a round.
@@ -259,11 +259,11 @@ def _state_variables(model: FamilyModel) -> Config:
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
-def _json_array(value: object) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+def _json_array(value: Mapping[str, float]) -> np.ndarray:
+    return np.frombuffer(json.dumps(dict(value)).encode(), np.uint8)
 
 
-def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
+def _write_arrays(path: Path, variables: Mapping[str, keras.Variable | np.ndarray]) -> None:
     try:
         with write_whole(path) as aside, zipfile.ZipFile(aside, "w") as file:
             for name, variable in {**variables, **FORMAT}.items():
@@ -275,8 +275,10 @@ def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
         ) from error
 
 
-def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yields each variable with the array of its name, which fits it; None is left out. Nothing else is in the file.
+def _read_arrays(
+    path: Path, variables: Mapping[str, keras.Variable | None]
+) -> Iterator[tuple[keras.Variable, np.ndarray]]:
+    """Yields each variable with the array of its name; skips variables that are None. Nothing else is in the file.
 
     Metrics are left out unless the file has all of them, and no others.
 
@@ -298,7 +300,7 @@ def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A file of a checkpoint. What goes wrong within is its damage."""
+    """Opens a file of a checkpoint. Whatever fails within is raised as damage of the file."""
     if path.is_symlink():
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
@@ -316,7 +318,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
-def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
+def _read_progress(path: Path, like: Mapping[str, float]) -> Config:
     with _opened(path) as file:
         data = _read_array(file, PROGRESS, None)
     try:
@@ -329,7 +331,7 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
-    """An array; None expects bytes."""
+    """Reads an array; without `like` it must be bytes."""
     entry = file.getinfo(f"{name}.npy")
     with file.open(entry) as stream:
         shape, dtype = _read_header(stream)

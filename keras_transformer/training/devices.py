@@ -158,7 +158,7 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
 
 
 def describe_devices(devices: str) -> str:
-    """One line for people: what a run trains on. If TensorFlow does not see a GPU of the driver, the line says why."""
+    """Says in one line what a run trains on. If TensorFlow does not see a GPU of the driver, the line says why."""
     kind, numbers = parse_devices(devices)
     gpus = tf.config.get_visible_devices("GPU")
     if gpus:
@@ -174,7 +174,7 @@ def describe_devices(devices: str) -> str:
 
 
 def has_gpu(devices: str) -> bool:
-    """Whether training on these devices is training on GPUs."""
+    """Returns whether training on these devices is training on GPUs."""
     kind, _ = parse_devices(devices)
     if kind == "auto":
         return bool(tf.config.list_physical_devices("GPU")) if on_tensorflow() else _jax_has_gpu()

@@ -1,4 +1,4 @@
-"""Training itself: the compiled model, what it begins with, and `model.fit` from the newest checkpoint on."""
+"""Compiles a model, gives it its first weights, and trains it by `model.fit` from the newest checkpoint on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -33,6 +34,7 @@ from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.timing import (
     LEAST_STEPS,
     MOST_STEPS,
+    Batches,
     estimate,
     is_timed,
     takes_smaller,
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
 # How the message of a feeding thread's error begins, where the error is one that a user can mend.
-MENDABLE = "|".join(
+USER_FIXABLE = "|".join(
     [
         r"keras_transformer\.errors\.\w+",
         "MemoryError",
@@ -95,7 +97,7 @@ def start_from_word_vectors(
 
 
 def compiled_model(run: Run) -> FamilyModel:
-    """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
+    """Makes the compiled model; under a strategy's scope it is made for all replicas of the strategy."""
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
@@ -128,8 +130,7 @@ def _has_checkpoint(run: Run) -> bool:
 
 
 def _begin(run: Run, model: FamilyModel) -> None:
-    """Gives a model what it begins with, besides random weights."""
-
+    """Loads the parent's weights or the word vectors."""
     settings = run.settings
     if settings.init_from:
         has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
@@ -145,7 +146,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
     has_labels = [getattr(one, "num_labels", None) is not None for one in (model, parent)]
     names = [*["head"] * (not has_same_labels), *["head_layer"] * (has_labels[0] != has_labels[1])]
 
-    def inherited(one: FamilyModel) -> list[Any]:
+    def inherited(one: FamilyModel) -> list[keras.Variable]:
         heads = [head for name in names if (head := getattr(one, name, None)) is not None]
         own = {id(variable) for head in heads for variable in head.variables}
         return [variable for variable in one.trainable_variables if id(variable) not in own]
@@ -182,8 +183,9 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
 
 
 def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
-    """The model that the run trains, after its time was told: where `--hours` asks for it, a smaller one than `model`,
-    or one with another learning rate.
+    """Tells the time of the run and returns the model that it trains.
+
+    Where `--hours` asks for it, that is a smaller one than `model`, or one with another learning rate.
     """
     while True:
         compile_ahead(run, data.plan, model, strategy)
@@ -249,15 +251,15 @@ def _fit_rounds(
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
     every = run.settings.checkpoint_every
     callbacks = _callbacks(run, data, model, progress, checkpoints)
-    with _undone(callbacks):
-        for rounds in rounds_until(run.settings.steps, progress.step, every):
+    with _closed(callbacks):
+        for steps, num_rounds in rounds_until(run.settings.steps, progress.step, every):
             first = progress.step // every
             with _feeding_errors():
                 model.fit(
                     _batches(data.plan, strategy, progress),
                     validation_data=_valid_batches(data.valid_plan, strategy),
                     validation_steps=data.valid_plan.num_batches(0),
-                    initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
+                    initial_epoch=first, epochs=first + num_rounds, steps_per_epoch=steps,
                     callbacks=callbacks, verbose=0, shuffle=False,
                 )  # fmt: skip
             if model.stop_training:
@@ -266,7 +268,7 @@ def _fit_rounds(
 
 
 @contextmanager
-def _undone(callbacks: list[Any]) -> Iterator[None]:
+def _closed(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     """Restores the signal handlers that `Interrupt` replaced, and closes bar and records, however training ends."""
     try:
         yield
@@ -276,35 +278,32 @@ def _undone(callbacks: list[Any]) -> Iterator[None]:
                 callback.close()
 
 
-class Rounds(NamedTuple):
-    """Rounds of one `fit`, which Keras calls epochs: each ends with a validation and a checkpoint."""
+def rounds_until(last_step: int, step: int, every: int) -> Iterator[tuple[int, int]]:
+    """Yields the steps a round and the number of rounds of each `fit`, from `step` to `last_step`.
 
-    steps: int  # the steps of each round
-    num_rounds: int
-
-
-def rounds_until(last_step: int, step: int, every: int) -> Iterator[Rounds]:
-    """The rounds from `step` to `last_step`: the rest of a round begun, whole rounds, a shorter last one."""
+    These are the rest of a round begun, whole rounds, and a shorter last one. Keras calls them epochs: each ends with
+    a validation and a checkpoint.
+    """
     if step % every and step < last_step:
         rest_of_round = min(every - step % every, last_step - step)
-        yield Rounds(rest_of_round, 1)
+        yield rest_of_round, 1
         step += rest_of_round
     if whole := (last_step - step) // every:
-        yield Rounds(every, whole)
+        yield every, whole
     if rest := (last_step - step) % every:
-        yield Rounds(rest, 1)
+        yield rest, 1
 
 
 @contextmanager
 def _feeding_errors() -> Iterator[None]:
-    """Raises what the feeding thread raised, which TensorFlow wraps in an operation's error.
+    """Unwraps errors of the input thread, which TensorFlow wraps in an operation's error.
 
     A record of the run that cannot be written ends the run too; the checkpoints stay intact.
     """
     try:
         yield
     except operation_errors() as error:
-        if cause := re.search(rf"^(?:{MENDABLE}): (.*)$", error.message, re.MULTILINE):
+        if cause := re.search(rf"^(?:{USER_FIXABLE}): (.*)$", error.message, re.MULTILINE):
             raise JobError(f"the batches stopped coming: {cause[1]}; the checkpoints are intact") from error
         raise
     except OSError as error:
@@ -319,37 +318,39 @@ def _local_replicas(strategy: Strategy) -> tuple[range, int]:
     return range(worker_index() * each, (worker_index() + 1) * each), count
 
 
-def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Any:
+def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Batches:
     if isinstance(strategy, DataParallel):
         return of_few_shapes(plan, progress.place)
     local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
 
 
-def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Any:
+def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Batches:
     if isinstance(strategy, DataParallel):
         return (plan.batch(place) for place in places)
     local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local))
 
 
-def _valid_batches(plan: Plan, strategy: Strategy) -> Any:
+def _valid_batches(plan: Plan, strategy: Strategy) -> Batches:
     if isinstance(strategy, DataParallel):
         return repeated_epoch(plan)
     local = _local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 
 
-def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
-    """In the order in which they act: follow, check, measure, record, save, show, stop."""
+def _callbacks(
+    run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks in the order in which they act: count, check, measure, record, save, show, stop."""
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
-    follow = [c.ProgressCounter(progress, data.plan), stop_on_nan]
+    first = [c.ProgressCounter(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
     validation = run.task.validation(run, data, model, progress, show)
     if not run.is_chief:
-        return [*follow, *validation]
+        return [*first, *validation]
     twin = make_model(run.config["model"])
 
     def then() -> None:
@@ -358,7 +359,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
 
     save = c.Save(checkpoints, progress, then)
     return [
-        *follow,
+        *first,
         c.RestoreMetrics(_metrics_so_far(model, progress, settings.checkpoint_every)),
         *validation,
         records,
@@ -368,8 +369,8 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     ]
 
 
-def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[Any]:
-    """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
+def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[np.ndarray]:
+    """Returns the metric state of an unfinished round; empty with several workers, of which each knows a part."""
     if progress.step % every == 0:
         return []
     # Workers read their metrics together or not at all, and the chief alone is here.

@@ -1,4 +1,4 @@
-"""The records of a run: metrics.csv, curves.png, samples.txt, TensorBoard, and the line on the terminal."""
+"""Records a run while it trains: metrics.csv, curves.png, samples.txt, TensorBoard, and the line on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +20,7 @@ from keras_transformer.core.errors import say
 from keras_transformer.core.files import read_bounded, write_text, write_whole
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.runs.run_folder import RunFolder, read_metrics
-from keras_transformer.training.callbacks import Progress
+from keras_transformer.training.callbacks import Logs, Progress
 
 LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
 REDRAW_SECONDS = 0.2  # between two drawings of the bar
@@ -48,13 +47,13 @@ class Records(keras.callbacks.Callback):
         self.progress = progress
         self.rows = [row for row in read_rows(run) if row["step"] <= progress.step]
         self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
-        self._board: Any = None
+        self._board: Writer | None = None
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if self._board is None:
             self._begin()
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         progress = self.progress
         rate = float(np.asarray(self.model.optimizer.learning_rate))
         known = {**(logs or {}), "step": progress.step, "epoch": progress.epoch, "learning_rate": rate,
@@ -112,7 +111,7 @@ class Records(keras.callbacks.Callback):
 
 
 def read_rows(run: RunFolder) -> list[dict[str, float]]:
-    """The rows of metrics.csv as numbers. A row with anything else is skipped, because users edit the file."""
+    """Reads the rows of metrics.csv as numbers. A row with anything else is skipped, because users edit the file."""
     rows = []
     for row in read_metrics(run):
         try:
@@ -153,7 +152,7 @@ class ProgressLine(keras.callbacks.Callback):
         # Where the measurement of speed begins: after the first step, which traces the graph.
         self._since: Progress | None = None
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._since = self._since or replace(self.progress)
         now = time.monotonic()
         if now - self._shown >= (LINE_SECONDS if self._bar is None else REDRAW_SECONDS):
@@ -164,7 +163,7 @@ class ProgressLine(keras.callbacks.Callback):
                 self._bar.n, self._bar.ncols = self.progress.step, shutil.get_terminal_size().columns - 1
                 self._bar.set_description_str(self._line(logs or {}).removeprefix("step ") + self._last)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         logs = logs or {}
         told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
         self._last = told[-1].replace(" loss ", " validation ") if told else ""
@@ -177,7 +176,7 @@ class ProgressLine(keras.callbacks.Callback):
         if self._bar is not None:
             self._bar.clear()
 
-    def _line(self, logs: dict) -> str:
+    def _line(self, logs: dict[str, float]) -> str:
         progress, loss = self.progress, float(logs.get("loss", math.nan))
         line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
         since = self._since or progress
@@ -192,7 +191,7 @@ class ProgressLine(keras.callbacks.Callback):
 
 
 def clock(seconds: float) -> str:
-    """A time as hours, minutes and seconds, such as 1:02:03."""
+    """Formats a time as hours, minutes and seconds, such as 1:02:03."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

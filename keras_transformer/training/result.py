@@ -1,4 +1,4 @@
-"""Which weights `model.keras` gets: at the end of a run, and until then."""
+"""Chooses the weights that `model.keras` gets, at the end of a run and until then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from keras_transformer.core.errors import JobError, say
 from keras_transformer.core.lazy import on_tensorflow
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.spec.options import Config
 from keras_transformer.text.feeding import BEGINNING, generator, repeated_epoch
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
@@ -52,7 +51,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     best_step = progress.best_step if settings.patience and progress.best_step else None
     if settings.ema:
         set_weights(twin, present_weights(model))
-        chosen: Config = {"kind": "moving average"}
+        chosen: dict[str, str | list[int]] = {"kind": "moving average"}
         measured = run.task.final_metrics(run, data, twin)
     else:
         if settings.average_last:
@@ -61,7 +60,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
             found = candidates(checkpoints, progress.best_step, best_step)
         num_replicas = model.distribute_strategy.num_replicas_in_sync if len(found) > 1 and on_tensorflow() else 1
         candidate, measured = _best(run, data, twin, found, checkpoints, num_replicas)
-        chosen = candidate._asdict()
+        chosen = {"kind": candidate.kind, "steps": candidate.steps}
     origin = {"at_step": progress.step, "asked_steps": settings.steps, **chosen, **measured}
     try:
         write_model(run.folder, run.config, twin, origin)
@@ -96,7 +95,7 @@ def write_so_far(run: Run, twin: FamilyModel, model: FamilyModel, progress: Prog
 
 
 def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None) -> list[Candidate]:
-    """What the end of a run compares: the last checkpoint, the best one, and the mean of the last part of the run.
+    """Returns what the end of a run compares: the last checkpoint, the best one, and the mean of the run's last part.
 
     Args:
         checkpoints: the checkpoints of the run, which hold the last one and the best.
@@ -142,7 +141,7 @@ def _best(
 
 
 def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
-    """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
+    """Computes the mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
     plan = data.valid_plan
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
         model.compile(loss=run.task.loss(run.settings))

@@ -1,4 +1,4 @@
-"""A training run from flags to `model.keras`, in the order of its parts."""
+"""Trains a run from its flags to `model.keras`, in the order of the parts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(given: Config) -> None:
 
 
 def shared_facts(run: Run) -> dict[str, str]:
-    """What all workers must have the same, by names for people.
+    """Returns what all workers must have the same, by names for people.
 
     The paths of what they read may differ, and so may the names of their devices.
     """
@@ -78,7 +78,7 @@ def begun(run: Run) -> Iterator[Path]:
     try:
         with folders.locked(path, MEND):
             check_folder(run.folder, run.is_resumed, run.settings.overwrite)
-            with _undone(run):
+            with _undo_on_error(run):
                 if run.folder.is_run() and not run.is_resumed:
                     folders.set_aside(path, run.folder.parts())
                 write_config(run.folder, run.config)
@@ -90,8 +90,8 @@ def begun(run: Run) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _undone(run: Run) -> Iterator[None]:
-    """On an error before a new run's first checkpoint the run that it replaces comes back; what is refused goes."""
+def _undo_on_error(run: Run) -> Iterator[None]:
+    """Brings back the replaced run if an error comes before the new one's first checkpoint; removes what is refused."""
     try:
         yield
     except BaseException as error:

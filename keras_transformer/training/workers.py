@@ -41,7 +41,7 @@ class Workers(NamedTuple):
 
 
 def num_workers() -> int:
-    """How many workers train together.
+    """Returns how many workers train together.
 
     Raises:
         RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
@@ -50,7 +50,7 @@ def num_workers() -> int:
 
 
 def worker_index() -> int:
-    """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
+    """Returns this worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
     return _workers().own
 
 
@@ -79,7 +79,7 @@ def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.
 
 
 def _listens(address: str) -> bool:
-    """Whether a worker has started there."""
+    """Returns whether a worker has started at an address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
@@ -89,7 +89,7 @@ def _listens(address: str) -> bool:
 
 
 def _facts_of_all(facts: Mapping[str, str], seconds: float) -> list[dict[str, str]]:
-    """The facts of all workers, which TensorFlow's coordination service keeps; its Python names are not public."""
+    """Exchanges the facts of all workers by TensorFlow's coordination service, whose Python names are not public."""
     from tensorflow.python.eager.context import context
 
     service, most, workers = context(), int(1000 * seconds), _workers()
@@ -121,7 +121,7 @@ def lost_workers() -> Iterator[None]:
 
 
 def operation_errors() -> tuple[type[Exception], ...]:
-    """The errors in which TensorFlow wraps what an operation raised; JAX and PyTorch wrap nothing."""
+    """Returns the errors in which TensorFlow wraps what an operation raised; JAX and PyTorch wrap nothing."""
     return (tf.errors.OpError,) if on_tensorflow() else ()
 
 

@@ -243,7 +243,7 @@ def test_what_is_refused_changes_nothing(folder, tiny, straight):
 
 def test_rounds_end_at_multiples_and_at_the_last_step():
     for step in (0, 3, 5, 10, 12):
-        steps = [rounds.steps for rounds in rounds_until(12, step, 5) for _ in range(rounds.num_rounds)]
+        steps = [steps for steps, rounds in rounds_until(12, step, 5) for _ in range(rounds)]
         assert [*np.cumsum([step, *steps])[1:]] == [end for end in (5, 10, 12) if end > step]
 
 
