@@ -1,19 +1,21 @@
-"""The callbacks of `fit` that count, check, score, save and interrupt training."""
+"""The callbacks of `fit` that count, check, score, save, tell and interrupt training."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+from tqdm import tqdm
 
 from keras_transformer.core.errors import JobError, Stopped, say
 from keras_transformer.text.bleu import bleu as count_bleu
@@ -22,6 +24,10 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.workers import num_workers
 
 NUM_SAMPLES = 5
+LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
+REDRAW_SECONDS = 0.2  # between two drawings of the bar
+BAR = "{bar} {desc}"  # for tqdm
+DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 STEPS_BETWEEN_LOOKS = 10  # at the loss: reading it waits for the device
 Logs: TypeAlias = dict[str, float] | None  # as Keras gives them to callbacks
 
@@ -292,3 +298,70 @@ class Save(keras.callbacks.Callback):
         best_step = self.progress.best_step or None
         self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
         self.then()
+
+
+class ProgressLine(keras.callbacks.Callback):
+    """Tells step, loss, labels per second and time left on standard error.
+
+    On a terminal a bar is redrawn, with the last validation; elsewhere a line is printed every `LINE_SECONDS`.
+
+    Args:
+        progress: how far the run is.
+        steps: the steps of the whole run.
+        unit: what has a label.
+    """
+
+    def __init__(self, progress: Progress, steps: int, unit: str = "tokens"):
+        super().__init__()
+        self.progress = progress
+        self.steps = steps
+        self.unit = unit
+        self._bar = self._made_bar() if sys.stderr is not None and sys.stderr.isatty() else None
+        self._shown = 0.0
+        self._last = ""  # score of a validation
+        # Where the measurement of speed begins: after the first step, which traces the graph.
+        self._since: Progress | None = None
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._since = self._since or replace(self.progress)
+        now = time.monotonic()
+        if now - self._shown >= (LINE_SECONDS if self._bar is None else REDRAW_SECONDS):
+            self._shown = now
+            if self._bar is None:
+                say(self._line(logs or {}))
+            else:
+                self._bar.n, self._bar.ncols = self.progress.step, shutil.get_terminal_size().columns - 1
+                self._bar.set_description_str(self._line(logs or {}).removeprefix("step ") + self._last)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        logs = logs or {}
+        told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
+        self._last = told[-1].replace(" loss ", " validation ") if told else ""
+        if self._bar is not None:
+            self._bar.clear()  # the line takes the place of the bar
+        say(self._line(logs) + (" · validation" + "".join(told) if told else ""))
+
+    def close(self) -> None:
+        """Takes the bar away, so that what is said next has its line."""
+        if self._bar is not None:
+            self._bar.clear()
+
+    def _line(self, logs: dict[str, float]) -> str:
+        progress, loss = self.progress, float(logs.get("loss", math.nan))
+        line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
+        since = self._since or progress
+        if progress.step == since.step:
+            return line
+        passed = max(progress.seconds - since.seconds, 1e-9)
+        left = (self.steps - progress.step) * passed / (progress.step - since.step)
+        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {clock(left)} left"
+
+    def _made_bar(self) -> tqdm:
+        return tqdm(total=self.steps, bar_format=BAR, ascii="─━", position=0, leave=False, delay=REDRAW_SECONDS)
+
+
+def clock(seconds: float) -> str:
+    """Formats a time as hours, minutes and seconds, such as 1:02:03."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -25,10 +25,10 @@ from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
-from keras_transformer.training.callbacks import Interrupt, Progress
+from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.devices import DataParallel, Strategy, seed
-from keras_transformer.training.records import ProgressLine, Records, clock
+from keras_transformer.training.records import Records
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.timing import (

@@ -25,10 +25,9 @@ from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.spec.presets import AUTO, AUTO_ROWS
 from keras_transformer.text.feeding import Batch, Place, Plan
 from keras_transformer.training import resolution
-from keras_transformer.training.callbacks import Logs
+from keras_transformer.training.callbacks import Logs, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings
-from keras_transformer.training.records import clock
 from keras_transformer.training.task import Prepared, Run
 
 if TYPE_CHECKING:

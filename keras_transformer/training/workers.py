@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
@@ -18,6 +21,7 @@ from keras_transformer.core.lazy import on_tensorflow, tf
 from keras_transformer.core.schema import list_of, object_of, parse_json
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
+BETWEEN_SIGNALS = 1.0  # seconds
 KEY = "keras_transformer"  # of what the workers tell each other
 TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
 
@@ -65,17 +69,26 @@ def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.
         RequestError: a worker has other facts than the chief.
         WorkerLost: a worker did not come; the message names it.
     """
-    addresses = _workers().addresses
-    say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
-    try:  # in a thread, for TensorFlow waits an hour, and for Ctrl-C too
-        strategy = ThreadPool(1).apply_async(tf.distribute.MultiWorkerMirroredStrategy).get(seconds)
-    except TimeoutError:
-        missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
-        raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together") from None
+    strategy = _strategy_of_all(seconds)
     chief, *others = _facts_of_all(facts, seconds)
     if told := [one for number, other in enumerate(others, 1) if (one := _difference(number, other, chief))]:
         raise RequestError(f"{'; '.join(told)}: start all workers with the same text and settings")
     return strategy
+
+
+def _strategy_of_all(seconds: float) -> tf.distribute.Strategy:
+    addresses, end = _workers().addresses, time.monotonic() + seconds
+    say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
+    # In a thread, because TensorFlow itself waits for an hour and hears no signal.
+    strategy = ThreadPool(1).apply_async(tf.distribute.MultiWorkerMirroredStrategy)
+    while not strategy.ready() and time.monotonic() < end:
+        strategy.wait(min(seconds, BETWEEN_SIGNALS))
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow has put its own there
+    if strategy.ready():
+        return strategy.get()
+    missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
+    raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together")
 
 
 def _listens(address: str) -> bool:
