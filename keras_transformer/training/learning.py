@@ -6,7 +6,7 @@ import builtins
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from keras import ops
 
 from keras_transformer.core import folders
 from keras_transformer.core.errors import JobError, RequestError, say, warn
-from keras_transformer.core.lazy import on_tensorflow
+from keras_transformer.core.lazy import on_tensorflow, tf
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.optimizers import Adam
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch, repeated_epoch
+from keras_transformer.text.feeding import Batch, Place, Plan, chosen, dataset, of_few_shapes, one_epoch, repeated_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
@@ -193,7 +193,7 @@ def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> 
             return model
         with _feeding_errors():
             timed = ((data.plan, MOST_STEPS // 2), (data.valid_plan, LEAST_STEPS))
-            batches = [_chosen_batches(plan, strategy, timed_places(plan, count)) for plan, count in timed]
+            batches = [_chosen(plan, strategy, timed_places(plan, count)) for plan, count in timed]
             found = estimate(run, data, model, *batches)
         if not takes_smaller(run, found):
             break
@@ -219,7 +219,7 @@ def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) 
     say(f"compiling the step for {len(places)} shapes of batches with XLA{without}")
     begin = time.monotonic()
     with unchanged(model), _feeding_errors():
-        batches = _chosen_batches(plan, strategy, places)
+        batches = _chosen(plan, strategy, places)
         model.fit(batches, epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False)
     say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
@@ -256,8 +256,8 @@ def _fit_rounds(
             first = progress.step // every
             with _feeding_errors():
                 model.fit(
-                    _batches(data.plan, strategy, progress),
-                    validation_data=_valid_batches(data.valid_plan, strategy),
+                    _batches(data.plan, strategy, progress.place),
+                    validation_data=_validation(data.valid_plan, strategy),
                     validation_steps=data.valid_plan.num_batches(0),
                     initial_epoch=first, epochs=first + num_rounds, steps_per_epoch=steps,
                     callbacks=callbacks, verbose=0, shuffle=False,
@@ -311,32 +311,32 @@ def _feeding_errors() -> Iterator[None]:
         raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
-def _local_replicas(strategy: Strategy) -> tuple[range, int]:
-    """The numbers of this worker's replicas among all replicas, and how many all workers have together."""
+def _batches(plan: Plan, strategy: Strategy, place: Place) -> Batches:
+    return _fed(strategy, lambda own, count: dataset(plan, place, own, count), of_few_shapes(plan, place))
+
+
+def _chosen(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Batches:
+    return _fed(strategy, lambda own, count: chosen(plan, places, own, count), map(plan.batch, places))
+
+
+def _validation(plan: Plan, strategy: Strategy) -> Batches:
+    return _fed(strategy, lambda own, count: one_epoch(plan, own, count), repeated_epoch(plan))
+
+
+def _fed(strategy: Strategy, of_replicas: Callable[[range, int], tf.data.Dataset], on_jax: Iterator[Batch]) -> Batches:
+    """Gives each worker the batches of its own replicas.
+
+    Args:
+        strategy: the strategy to train under.
+        of_replicas: the numbers of some replicas, and how many there are in all → their shares of the batches.
+        on_jax: the batches for JAX, where Keras divides them.
+    """
+    if isinstance(strategy, DataParallel):
+        return on_jax
     count = strategy.num_replicas_in_sync
     each = count // num_workers()
-    return range(worker_index() * each, (worker_index() + 1) * each), count
-
-
-def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Batches:
-    if isinstance(strategy, DataParallel):
-        return of_few_shapes(plan, progress.place)
-    local = _local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
-
-
-def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Batches:
-    if isinstance(strategy, DataParallel):
-        return (plan.batch(place) for place in places)
-    local = _local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local))
-
-
-def _valid_batches(plan: Plan, strategy: Strategy) -> Batches:
-    if isinstance(strategy, DataParallel):
-        return repeated_epoch(plan)
-    local = _local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
+    own = range(worker_index() * each, (worker_index() + 1) * each)
+    return strategy.distribute_datasets_from_function(lambda _: of_replicas(own, count))
 
 
 def _callbacks(

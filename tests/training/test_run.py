@@ -1,6 +1,5 @@
 """A run learns; stopped, killed or extended it ends as one that nobody disturbed, and what it leaves can be used."""
 
-import contextlib
 import json
 import os
 import random
@@ -9,10 +8,9 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,17 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
 from tests.interrupted import interrupt
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import arrays, assert_same_end, assert_same_model, begun, column, rows, run_module, trained
+from tests.training.runs import (
+    arrays,
+    assert_same_end,
+    assert_same_model,
+    at_step,
+    begun,
+    column,
+    rows,
+    run_module,
+    trained,
+)
 
 # Each word has one translation, so a model that looks at the right word translates everything right.
 DICTIONARY = {"ba": "Ha", "do": "Le", "fi": "Si", "gu": "Vo", "ka": "Zu", "lo": "Wa", "mi": "Te"}
@@ -77,21 +85,6 @@ def test_a_run_learns_to_translate(learned):
     assert column(learned, "val_bleu")[-1] > 90 and column(learned, "val_accuracy")[-1] > 0.95
     perplexity = column(learned, "perplexity")
     assert perplexity[0] > 1.5 * perplexity[-1] and perplexity[-1] < 1.3
-
-
-@contextlib.contextmanager
-def at_step(step: int, act: Callable[[ProgressCounter], Any]) -> Iterator[None]:
-    """Within it something happens after a step, before what follows it."""
-    follow = ProgressCounter.on_train_batch_end
-
-    def changed(self: ProgressCounter, batch: int, logs: dict | None = None) -> None:
-        follow(self, batch, logs)
-        if self.progress.step == step:
-            act(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProgressCounter, "on_train_batch_end", changed)
-        yield
 
 
 @pytest.fixture(scope="module")
