@@ -316,7 +316,8 @@ def _batches(plan: Plan, strategy: Strategy, place: Place) -> Batches:
 
 
 def _chosen(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Batches:
-    return _fed(strategy, lambda own, count: chosen(plan, places, own, count), map(plan.batch, places))
+    batches = (plan.batch(place) for place in places)
+    return _fed(strategy, lambda own, count: chosen(plan, places, own, count), batches)
 
 
 def _validation(plan: Plan, strategy: Strategy) -> Batches:
