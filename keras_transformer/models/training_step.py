@@ -1,4 +1,4 @@
-"""A Keras model whose `fit` takes one mean over all labels, on replicas, workers and micro-batches too.
+"""Makes Keras's `fit` take one mean over all labels, on replicas, workers and micro-batches too.
 
 The models derive from it, so a plain `Transformer(...)`, `compile`, `fit` in a notebook trains correctly under any
 strategy.
@@ -120,12 +120,12 @@ class WeightedFit(keras.Model):
         self._symbolic_build(data_batch=(inputs, labels, weights))
 
     def symbolic_batch(self) -> tuple[Tensor, ...]:
-        """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
+        """Returns symbolic inputs, labels and weights of unknown sizes. The model defines them."""
         raise NotImplementedError
 
     @contextmanager
     def _told_by_labels(self, data: tuple[Tensor, ...]) -> Iterator[None]:
-        """Within, the loss of a batch counts by the weights of its labels. In Keras it counts by the number of rows."""
+        """Counts the loss of a batch by the weights of its labels, within. Keras counts by the number of rows."""
         _, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         share, tracker = ops.sum(self._label_weights(labels, weights)), self._loss_tracker
         tracker.update_state = lambda loss, **_: type(tracker).update_state(tracker, loss, sample_weight=share)
@@ -135,7 +135,7 @@ class WeightedFit(keras.Model):
             del tracker.update_state
 
     def _label_weights(self, labels: Tensor | None, weights: Tensor | None) -> Tensor:
-        """The weight of each label, (B,) of rows or (B, T) of tokens, float32: 0 where the loss leaves a label out."""
+        """Returns each label's weight, (B,) of rows or (B, T) of tokens, float32: 0 where the loss leaves it out."""
         if labels is None:  # a step without labels
             return ops.ones((1,))
         rank = len(self.symbolic_batch()[1].shape)
@@ -155,7 +155,7 @@ class WeightedFit(keras.Model):
 
 
 def _counted(loss: Loss | list[Loss] | None, labels: Tensor, shape: tuple[Tensor, ...]) -> Tensor:
-    """1 where a loss counts a label, else 0: (B,) or (B, T), float32."""
+    """Returns 1 where a loss counts a label, else 0: (B,) or (B, T), float32."""
     for one in keras.tree.flatten(loss):
         if isinstance(one, SmoothedCrossEntropy):
             return ops.cast(real_labels(ops.reshape(labels, shape)), "float32")
@@ -165,7 +165,7 @@ def _counted(loss: Loss | list[Loss] | None, labels: Tensor, shape: tuple[Tensor
 
 
 def _by_weights(loss: Loss | None) -> keras.losses.Loss | None:
-    """The same loss, whose mean is one by weights."""
+    """Returns the same loss, whose mean is one by weights."""
     if loss is None:  # `add_loss` alone
         return None
     loss = keras.losses.get(loss)
@@ -197,7 +197,7 @@ class _FunctionLoss(keras.losses.Loss):
 
 
 class _TensorFlowFit(WeightedFit):
-    """How `fit` differs from Keras's on TensorFlow.
+    """Trains by one mean on TensorFlow. `fit` differs from Keras's in this:
 
     * The constructor builds the model, so Keras does not build it from a first batch. Under a strategy Keras would
       average the replicas' ids, or fail because the replicas' shapes differ.
@@ -248,7 +248,7 @@ class _TensorFlowFit(WeightedFit):
         return self._as_vectors(super().test_step(data))
 
     def _counts(self, inputs: Inputs) -> Tensor | None:
-        """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
+        """Counts what the auxiliary losses need of the whole batch; None without any, or if one pass sees it all."""
         is_whole = self.micro_batches == 1 and _num_replicas() == 1
         if is_whole or not any(getattr(layer, "has_auxiliary_loss", False) for layer in self._flatten_layers()):
             return None
@@ -269,11 +269,11 @@ class _TensorFlowFit(WeightedFit):
         return _sum_of_replicas(tf.reduce_sum(of_parts, axis=0))
 
     def _passes(self, data: Rows) -> Rows:
-        """The rows that pass the model in a step: with R-Drop each twice."""
+        """Returns the rows that pass the model in a step: with R-Drop each twice."""
         return auxiliary_losses.twice(data) if self.r_drop else data
 
     def _rows_of_a_part(self, data: Inputs | tuple[Tensor, ...]) -> Tensor:
-        """The number of rows of a micro-batch; the last may have fewer."""
+        """Returns the number of rows of a micro-batch; the last may have fewer."""
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
     def _tracked_gradients(self, data: tuple[Tensor, ...], is_first: Tensor, whole: _Whole) -> list[Tensor]:
@@ -289,7 +289,7 @@ class _TensorFlowFit(WeightedFit):
     def _gradients(
         self, inputs: Inputs, labels: Tensor, weights: Tensor, whole: _Whole
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """A part's share of the gradients, its loss, and its logits."""
+        """Computes a part's share of the gradients, its loss, and its logits."""
         share, replicas = tf.math.divide_no_nan(tf.reduce_sum(weights), whole.weight), _num_replicas()
         with tf.GradientTape() as tape:
             with auxiliary_losses.collected() as found:
@@ -353,7 +353,7 @@ ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorfl
 
 
 class _Whole(NamedTuple):
-    """What a part of a batch must know of the whole batch, of all replicas."""
+    """Tells a part of a batch what it must know of the whole batch, of all replicas."""
 
     weight: Tensor  # the sum of the labels' weights
     counts: Tensor | None  # what the auxiliary losses count; None if this part is the whole batch
@@ -370,7 +370,7 @@ def _sum_of_replicas(value: Tensor) -> Tensor:
 
 
 def _part_of(data: Rows, part: Tensor, rows: Tensor) -> Rows:
-    """The rows of one micro-batch, each micro-batch with `rows` rows."""
+    """Returns the rows of one micro-batch, each micro-batch with `rows` rows."""
     return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 
 

@@ -1,4 +1,4 @@
-"""The callbacks of `fit` that count, check, score, save, tell and interrupt training."""
+"""Follows training from within `fit`: callbacks count, check, score, save, tell and interrupt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Logs: TypeAlias = dict[str, float] | None  # as Keras gives them to callbacks
 
 @dataclass
 class Progress:
-    """How far a run is. A checkpoint keeps it beside the arrays."""
+    """Counts how far a run is. A checkpoint keeps it beside the arrays."""
 
     step: int = 0
     epoch: int = 0  # the epoch of the data, where the next batch is
@@ -99,7 +99,7 @@ class StopOnNaN(keras.callbacks.Callback):
             self._end()
 
     def check_weights(self, logs: Logs) -> None:
-        """`check`, and the weights too: the loss of a step tells nothing of the update that follows it."""
+        """Raises as `check` does, and for the weights too: the loss of a step tells nothing of the update that follows it."""
         self.check(logs)
         if not all(np.isfinite(np.asarray(variable)).all() for variable in self.model.trainable_variables):
             self._end()
@@ -294,7 +294,7 @@ class Save(keras.callbacks.Callback):
         self.save()
 
     def save(self) -> None:
-        """Saves now."""
+        """Saves a checkpoint now."""
         best_step = self.progress.best_step or None
         self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
         self.then()

@@ -1,4 +1,4 @@
-"""Checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped.
+"""Writes and restores checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped.
 
 They are written and read array by array, so that a large model and its optimizer are in memory once.
 """
@@ -59,7 +59,7 @@ class Like(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run.
+    """Saves, restores, averages and removes the checkpoints of a run.
 
     `STEP.weights.npz` holds what averaging needs, and is kept for many steps. `STEP.state.npz` holds the rest, and is
     kept for the two newest checkpoints. A checkpoint is whole if both files are there; the state is written last.
@@ -323,7 +323,8 @@ def _read_progress(path: Path, like: Mapping[str, float]) -> Config:
         data = _read_array(file, PROGRESS, None)
     try:
         kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
-        return parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+        progress: Config = parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+        return progress
     except Mismatch as error:
         raise OtherArrays(f"{path} is damaged, or another version's (its progress: {error})") from error
     except ValueError as error:

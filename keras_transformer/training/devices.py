@@ -1,4 +1,4 @@
-"""The devices that train together in one process, on TensorFlow and on JAX, and the strategy of their replicas."""
+"""Starts the devices that train together in one process, on TensorFlow and on JAX, under one strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_transformer.training.common_settings import Settings
 
 
 class Devices(NamedTuple):
-    """What `--devices` asks for.
+    """The devices that `--devices` asks for.
 
     Args:
         kind: "auto" (all GPUs, else the processor), "cpu" or "gpu".
@@ -51,7 +51,7 @@ def parse_devices(text: str) -> Devices:
 
 
 class DataParallel:
-    """What training asks of a `tf.distribute` strategy, for JAX, where Keras divides each batch among the devices.
+    """Takes the place of a `tf.distribute` strategy on JAX, where Keras divides each batch among the devices.
 
     Args:
         num_devices: how many devices train together.
@@ -61,7 +61,7 @@ class DataParallel:
         self.num_replicas_in_sync = num_devices
 
     def scope(self) -> AbstractContextManager[None]:
-        """Within it models are made."""
+        """Returns a context in which models are made."""
         return nullcontext()
 
 

@@ -125,7 +125,7 @@ def _compile(run: Run, model: FamilyModel) -> None:
 
 
 def _has_checkpoint(run: Run) -> bool:
-    """Whether the weights come from a checkpoint. A run may have been killed before its first."""
+    """Returns whether the weights come from a checkpoint. A run may have been killed before its first."""
     return run.is_resumed and run.folder.has_checkpoint
 
 

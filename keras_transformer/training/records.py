@@ -11,6 +11,7 @@ import io
 import math
 import re
 import shutil
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,7 +43,7 @@ class Records(keras.callbacks.Callback):
         self.progress = progress
         self.rows = [row for row in read_rows(run) if row["step"] <= progress.step]
         self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
-        self._board: Writer | None = None
+        self._board: Any = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
         if self._board is None:

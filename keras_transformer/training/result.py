@@ -22,7 +22,7 @@ DIGITS = {"val_bleu": 2}  # BLEU goes to 100
 
 
 class Candidate(NamedTuple):
-    """Weights that `model.keras` may get.
+    """Names weights that `model.keras` may get.
 
     Args:
         kind: "last", "best" or "mean".

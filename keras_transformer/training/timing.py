@@ -93,7 +93,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def is_timed(run: Run, plan: Plan) -> bool:
-    """Whether the first steps of a run are timed: there are many, and XLA has compiled them or does not."""
+    """Returns whether the first steps of a run are timed: if there are many, and XLA has compiled them or does not."""
     compiles_later = bool(run.settings.xla) and not plan.of_each_shape()
     return (run.settings.hours is not None or steps_left(run) > SHORTEST) and not compiles_later
 
@@ -104,7 +104,7 @@ def steps_left(run: Run) -> int:
 
 
 def takes_smaller(run: Run, found: Estimate) -> bool:
-    """Whether the run takes a smaller model than the one that was timed; the run and its folder are changed then.
+    """Gives the run a smaller model than the one that was timed, if that one gets too few steps; returns whether it did.
 
     With `--hours` it does where less than `LEAST_SHARE` of the steps fit that the preset `auto` gives the model, and
     `auto` has a smaller one. The vocabulary and the batches stay, and so does a model that a flag describes.

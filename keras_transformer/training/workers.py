@@ -1,4 +1,4 @@
-"""The workers that train together: `TF_CONFIG` names them, and TensorFlow's coordination service connects them.
+"""Connects the workers that train together: `TF_CONFIG` names them, TensorFlow's coordination service carries facts.
 
 Without `TF_CONFIG` there is one worker.
 """
@@ -31,7 +31,7 @@ class WorkerLost(JobError):
 
 
 class Workers(NamedTuple):
-    """Who trains together.
+    """The workers that train together, and which of them this is.
 
     Args:
         total: how many workers.
@@ -133,7 +133,7 @@ def lost_workers() -> Iterator[None]:
         ) from error
 
 
-def operation_errors() -> tuple[type[Exception], ...]:
+def operation_errors() -> tuple[type[tf.errors.OpError], ...]:
     """Returns the errors in which TensorFlow wraps what an operation raised; JAX and PyTorch wrap nothing."""
     return (tf.errors.OpError,) if on_tensorflow() else ()
 
