@@ -99,7 +99,7 @@ class StopOnNaN(keras.callbacks.Callback):
             self._end()
 
     def check_weights(self, logs: Logs) -> None:
-        """Raises as `check` does, and for the weights too: the loss of a step tells nothing of the update that follows it."""
+        """Raises as `check` does, and for the weights too: the loss of a step tells nothing of its update."""
         self.check(logs)
         if not all(np.isfinite(np.asarray(variable)).all() for variable in self.model.trainable_variables):
             self._end()

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -40,22 +40,6 @@ class DamagedFile(ValueError):
 
 class OtherArrays(DamagedFile):
     """A checkpoint file is whole, and holds the arrays of another model, or of another version of this one."""
-
-
-class Like(NamedTuple):
-    """The shape and the type that an array must have."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @classmethod
-    def variable(cls, variable: keras.Variable | np.ndarray) -> Like:
-        """Returns what a variable, or an array, holds."""
-        return cls(tuple(variable.shape), np.dtype(keras.backend.standardize_dtype(variable.dtype)))
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Checkpoints:
@@ -295,7 +279,7 @@ def _read_arrays(
             )
         for name, variable in variables.items():
             if variable is not None and not (differing and name.startswith(METRICS)):
-                yield variable, _read_array(file, name, Like.variable(variable))
+                yield variable, _read_array(file, name, variable)
 
 
 @contextmanager
@@ -305,7 +289,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            if (number := _read_array(file, "format", Like.variable(FORMAT["format"]))) != FORMAT["format"]:
+            if (number := _read_array(file, "format", FORMAT["format"])) != FORMAT["format"]:
                 raise RequestError(
                     f"{path} has the format {number} of another version of keras-transformer: install that one"
                 )
@@ -331,16 +315,18 @@ def _read_progress(path: Path, like: Mapping[str, float]) -> Config:
         raise DamagedFile(f"{path} is damaged (its progress: {error})") from error
 
 
-def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
-    """Reads an array; without `like` it must be bytes."""
+def _read_array(file: zipfile.ZipFile, name: str, like: keras.Variable | np.ndarray | None) -> np.ndarray:
+    """Reads an array of the shape and type of `like`; without it, bytes."""
     entry = file.getinfo(f"{name}.npy")
     with file.open(entry) as stream:
         shape, dtype = _read_header(stream)
         if like is None and dtype != np.uint8:
             raise DamagedFile(f"expected {name} as bytes; it has {dtype}")
-        if like is not None and (shape, dtype) != like:
-            raise OtherArrays(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
-        if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.num_bytes + 1024):
+        if like is not None:
+            expected = tuple(like.shape), np.dtype(keras.backend.standardize_dtype(like.dtype))
+            if (shape, dtype) != expected:
+                raise OtherArrays(f"expected {name} of shape {expected[0]}, {expected[1]}; it has {shape}, {dtype}")
+        if entry.file_size > (MAX_PROGRESS_BYTES if like is None else math.prod(shape) * dtype.itemsize + 1024):
             raise DamagedFile(f"{name} is larger than it can be")
         data = stream.read()  # to its end, where the checksum is compared
     return np.frombuffer(data, dtype).reshape(shape)

@@ -104,7 +104,7 @@ def steps_left(run: Run) -> int:
 
 
 def takes_smaller(run: Run, found: Estimate) -> bool:
-    """Gives the run a smaller model than the one that was timed, if that one gets too few steps; returns whether it did.
+    """Gives the run a smaller model if the one that was timed gets too few steps; returns whether it did.
 
     With `--hours` it does where less than `LEAST_SHARE` of the steps fit that the preset `auto` gives the model, and
     `auto` has a smaller one. The vocabulary and the batches stay, and so does a model that a flag describes.

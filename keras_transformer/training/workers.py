@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
-from typing import NamedTuple
 
 from keras_transformer.core.errors import JobError, RequestError, say
 from keras_transformer.core.lazy import on_tensorflow, tf
@@ -30,32 +29,20 @@ class WorkerLost(JobError):
     """Another worker stopped, or cannot be reached. The checkpoints are intact, and all workers may start again."""
 
 
-class Workers(NamedTuple):
-    """The workers that train together, and which of them this is.
-
-    Args:
-        total: how many workers.
-        own: this worker's number, from 0.
-        addresses: the addresses of all workers, as "HOST:PORT"; empty if there is one.
-    """
-
-    total: int
-    own: int
-    addresses: tuple[str, ...] = ()
-
-
 def num_workers() -> int:
     """Returns how many workers train together.
 
     Raises:
         RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
     """
-    return _workers().total
+    addresses, _ = _workers()
+    return len(addresses)
 
 
 def worker_index() -> int:
     """Returns this worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
-    return _workers().own
+    _, own = _workers()
+    return own
 
 
 def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.distribute.Strategy:
@@ -77,7 +64,7 @@ def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.
 
 
 def _strategy_of_all(seconds: float) -> tf.distribute.Strategy:
-    addresses, end = _workers().addresses, time.monotonic() + seconds
+    (addresses, _), end = _workers(), time.monotonic() + seconds
     say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
     # In a thread, because TensorFlow itself waits for an hour and hears no signal.
     strategy = ThreadPool(1).apply_async(tf.distribute.MultiWorkerMirroredStrategy)
@@ -105,9 +92,9 @@ def _facts_of_all(facts: Mapping[str, str], seconds: float) -> list[dict[str, st
     """Exchanges the facts of all workers by TensorFlow's coordination service, whose Python names are not public."""
     from tensorflow.python.eager.context import context
 
-    service, most, workers = context(), int(1000 * seconds), _workers()
-    service.set_config_key_value(f"{KEY}/{workers.own}", json.dumps(facts))
-    told = [service.get_config_key_value(f"{KEY}/{number}", most) for number in range(workers.total)]
+    service, most = context(), int(1000 * seconds)
+    service.set_config_key_value(f"{KEY}/{worker_index()}", json.dumps(facts))
+    told = [service.get_config_key_value(f"{KEY}/{number}", most) for number in range(num_workers())]
     service.wait_at_barrier(KEY, most)  # the service ends with the chief, and a chief that is refused ends
     return [json.loads(text) for text in told]
 
@@ -138,20 +125,23 @@ def operation_errors() -> tuple[type[tf.errors.OpError], ...]:
     return (tf.errors.OpError,) if on_tensorflow() else ()
 
 
-def _workers() -> Workers:
-    """Reads `TF_CONFIG`. A cluster of one machine, whatever its job, is one worker."""
+def _workers() -> tuple[list[str], int]:
+    """Reads from `TF_CONFIG` the addresses of all workers, as "HOST:PORT", and the number of this one, from 0.
+
+    A cluster of one machine, whatever its job, is one worker.
+    """
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         config = parse_json(text, TF_CONFIG)
         jobs, task = config.get("cluster", {}), config.get("task", {})
         addresses = [address for job in jobs.values() for address in job]
         if len(addresses) <= 1:
-            return Workers(1, 0)
+            return addresses or [""], 0
         index = int(str(task.get("index")))
         ports = [int(address.rpartition(":")[2]) for address in addresses]
         of_workers = jobs.keys() == {"worker"} and all(0 < port < 2**16 for port in ports)
         if of_workers and task.get("type") == "worker" and 0 <= index < len(addresses):
-            return Workers(len(addresses), index, tuple(addresses))
+            return addresses, index
     except ValueError:
         pass  # the error below tells what is expected
     example = {"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}
