@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from multiprocessing.pool import ThreadPool
 
 from keras_transformer.core.errors import JobError, RequestError, say
 from keras_transformer.core.lazy import on_tensorflow, tf
@@ -64,18 +64,34 @@ def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.
 
 
 def _strategy_of_all(seconds: float) -> tf.distribute.Strategy:
-    (addresses, _), end = _workers(), time.monotonic() + seconds
+    (addresses, own), end = _workers(), time.monotonic() + seconds
     say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
-    # In a thread, because TensorFlow itself waits for an hour and hears no signal.
-    strategy = ThreadPool(1).apply_async(tf.distribute.MultiWorkerMirroredStrategy)
-    while not strategy.ready() and time.monotonic() < end:
-        strategy.wait(min(seconds, BETWEEN_SIGNALS))
+    strategy = _strategy_from_thread()
+    while not strategy.done() and time.monotonic() < end:
+        wait([strategy], min(seconds, BETWEEN_SIGNALS))
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow has put its own there
-    if strategy.ready():
-        return strategy.get()
-    missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
-    raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together")
+    if not strategy.done():
+        missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
+        raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together")
+    try:
+        return strategy.result()
+    except tf.errors.UnknownError as error:
+        raise JobError(f"cannot listen at {addresses[own]}, this worker's address ({error.message})") from error
+
+
+def _strategy_from_thread() -> Future[tf.distribute.Strategy]:
+    """Starts a thread that makes the strategy: TensorFlow itself waits for an hour, and hears no signal meanwhile."""
+    strategy: Future[tf.distribute.Strategy] = Future()
+
+    def make() -> None:
+        try:
+            strategy.set_result(tf.distribute.MultiWorkerMirroredStrategy())
+        except Exception as error:  # the main thread raises it
+            strategy.set_exception(error)
+
+    threading.Thread(target=make, daemon=True).start()
+    return strategy
 
 
 def _listens(address: str) -> bool:
