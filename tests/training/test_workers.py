@@ -51,6 +51,11 @@ def ended(folder: Path, *rounds: list[Job]) -> list[list[int]]:
     return json.loads(run_module(folder, "tests.training.worker", json.dumps(rounds)))
 
 
+def two_workers(folder: Path, flags: list[str]) -> list[int]:
+    """Trains with two workers and returns their exit statuses; the logs are named "first"."""
+    return ended(folder, jobs(folder / "first", flags))[0]
+
+
 def arrays_in(path: Path) -> list[np.ndarray]:
     with np.load(path) as file:
         return [file[each] for each in file.files]
