@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 from keras_transformer.core.errors import JobError, RequestError, say
@@ -20,7 +17,8 @@ from keras_transformer.core.lazy import on_tensorflow, tf
 from keras_transformer.core.schema import list_of, object_of, parse_json
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
-BETWEEN_SIGNALS = 1.0  # seconds
+BETWEEN_CALLS = 0.3  # seconds
+MAX_WORKERS = 1024  # that call before this one has seen all
 KEY = "keras_transformer"  # of what the workers tell each other
 TF_CONFIG = object_of({}, {"cluster": object_of({}, others=list_of(str)), "task": dict}, others=object)
 
@@ -56,52 +54,45 @@ def connected(facts: Mapping[str, str], seconds: float = MEETING_SECONDS) -> tf.
         RequestError: a worker has other facts than the chief.
         WorkerLost: a worker did not come; the message names it.
     """
-    strategy = _strategy_of_all(seconds)
+    _wait_for_all(seconds)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
     chief, *others = _facts_of_all(facts, seconds)
     if told := [one for number, other in enumerate(others, 1) if (one := _difference(number, other, chief))]:
         raise RequestError(f"{'; '.join(told)}: start all workers with the same text and settings")
     return strategy
 
 
-def _strategy_of_all(seconds: float) -> tf.distribute.Strategy:
-    (addresses, own), end = _workers(), time.monotonic() + seconds
-    say(f"waiting for {len(addresses) - 1} other worker(s), up to {seconds:.0f} s")
-    strategy = _strategy_from_thread()
-    while not strategy.done() and time.monotonic() < end:
-        wait([strategy], min(seconds, BETWEEN_SIGNALS))
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow has put its own there
-    if not strategy.done():
-        missing = [f"{number} ({address})" for number, address in enumerate(addresses) if not _listens(address)]
-        raise WorkerLost(f"worker(s) {', '.join(missing)} did not come in time: start all workers together")
-    try:
-        return strategy.result()
-    except tf.errors.UnknownError as error:
-        raise JobError(f"cannot listen at {addresses[own]}, this worker's address ({error.message})") from error
+def _wait_for_all(seconds: float) -> None:
+    """Waits until each other worker has listened at its address. TensorFlow itself would wait an hour, deaf to signals.
 
-
-def _strategy_from_thread() -> Future[tf.distribute.Strategy]:
-    """Starts a thread that makes the strategy: TensorFlow itself waits for an hour, and hears no signal meanwhile."""
-    strategy: Future[tf.distribute.Strategy] = Future()
-
-    def make() -> None:
-        try:
-            strategy.set_result(tf.distribute.MultiWorkerMirroredStrategy())
-        except Exception as error:  # the main thread raises it
-            strategy.set_exception(error)
-
-    threading.Thread(target=make, daemon=True).start()
-    return strategy
+    Who has seen all others goes on to TensorFlow, which listens at the same address.
+    """
+    (addresses, own), end, has_both = _workers(), time.monotonic() + seconds, socket.has_dualstack_ipv6()
+    missing = [number for number in range(len(addresses)) if number != own]
+    say(f"waiting for {len(missing)} other worker(s), up to {seconds:.0f} s")
+    port, family = int(addresses[own].rpartition(":")[2]), socket.AF_INET6 if has_both else socket.AF_INET
+    try:  # until TensorFlow does
+        server = socket.create_server(("", port), family=family, backlog=MAX_WORKERS, dualstack_ipv6=has_both)
+    except OSError as error:
+        raise JobError(
+            f"cannot listen at {addresses[own]}, this worker's address ({error.strerror or error})"
+        ) from None
+    with server:
+        while (missing := [one for one in missing if not _listens(addresses[one])]) and time.monotonic() < end:
+            time.sleep(BETWEEN_CALLS)
+    if missing:
+        names = ", ".join(f"{number} ({addresses[number]})" for number in missing)
+        raise WorkerLost(f"worker(s) {names} did not come in time: start all workers together")
 
 
 def _listens(address: str) -> bool:
-    """Returns whether a worker has started at an address."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as connection:
+            # A port of this machine that nobody listens at may be connected with itself.
+            return connection.getsockname() != connection.getpeername()
     except OSError:
         return False
-    return True
 
 
 def _facts_of_all(facts: Mapping[str, str], seconds: float) -> list[dict[str, str]]:

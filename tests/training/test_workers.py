@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -147,7 +146,8 @@ def test_a_worker_with_another_text_or_other_settings_is_refused_by_all_in_words
     assert not (place / "unlike").exists()
     same = {"--seed": "1", "--clip-norm": "None", "text with SHA-256": "ab"}
     cluster(monkeypatch, 0, "a:1", "b:1", "c:1")
-    monkeypatch.setattr(workers, "_strategy_of_all", Mock())
+    monkeypatch.setattr(workers, "_wait_for_all", Mock())
+    monkeypatch.setattr(workers, "tf", Mock())
     for facts, told in (
         (same, ""), ({**same, "--seed": "2", "text with SHA-256": "cd"},
         "worker 2 differs from the chief: --seed 2 (the chief: 1), text with SHA-256 cd (the chief: ab): start all "
@@ -161,20 +161,16 @@ def test_a_worker_with_another_text_or_other_settings_is_refused_by_all_in_words
 
 
 def test_who_does_not_come_is_named_when_the_time_is_over_and_a_port_that_is_taken_at_once(monkeypatch):
-    import tensorflow as tf
-
-    never, with_strategy = threading.Event(), "MultiWorkerMirroredStrategy"
-    monkeypatch.setattr(tf.distribute, with_strategy, never.wait)
+    own, gone, other = free_ports(3)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        here, (gone, other) = server.getsockname()[1], free_ports(2)
-        cluster(monkeypatch, 1, f"127.0.0.1:{gone}", f"127.0.0.1:{here}", f"[::1]:{other}")
-        told = f"worker(s) 0 (127.0.0.1:{gone}), 2 ([::1]:{other}) did not come in time: start all workers together"
+        here = server.getsockname()[1]
+        addresses = [f"127.0.0.1:{here}", f"127.0.0.1:{own}", f"127.0.0.1:{gone}", f"[::1]:{other}"]
+        cluster(monkeypatch, 1, *addresses)
+        told = f"worker(s) 2 ({addresses[2]}), 3 ({addresses[3]}) did not come in time: start all workers together"
         with pytest.raises(workers.WorkerLost, match=f"^{re.escape(told)}$"):
             workers.connected({}, seconds=0.1)
-        never.set()
-        taken = Mock(side_effect=tf.errors.UnknownError(None, None, "Could not start gRPC server"))
-        monkeypatch.setattr(tf.distribute, with_strategy, taken)
-        told = rf"^cannot listen at 127.0.0.1:{here}, this worker's address \(Could not start gRPC server\)$"
+        cluster(monkeypatch, 0, *addresses)
+        told = rf"^cannot listen at {addresses[0]}, this worker's address \(Address already in use\)$"
         with pytest.raises(JobError, match=told):
             workers.connected({})
 
