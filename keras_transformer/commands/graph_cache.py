@@ -61,7 +61,7 @@ def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
-    own = [(name, source_of(sys.modules[name])) for name in modules_of(read_config(run)["model"])]
+    own = [(name, source_of(sys.modules[name])) for name in modules_of(read_config(run).model)]
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
         return [*own, *((entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist())]
 
@@ -208,7 +208,7 @@ def open_model(
         RequestError: there is no such run, or the engine cannot do what is asked for.
     """
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
-    config = config_of_kind(run, kind)["model"]
+    config = config_of_kind(run, kind).model
 
     def place() -> Graphs:
         folder = folder_of([run])

@@ -14,16 +14,16 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import TASKS, task_of
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.runs.run_folder import (
+    RunConfig,
     RunFolder,
     check_place,
+    float32_copy,
     load_model,
-    main_verb,
     read_config,
     read_tokenizers,
-    twin_of,
     write_run,
 )
 from keras_transformer.spec.options import Config
@@ -292,7 +292,9 @@ class Pipeline:
         path = Path(folder)
         check_place(path, overwrite)
         sections = {"corpus": {}, **self.sections()}
-        write_run(path, overwrite, self.task, twin_of(self.model), sections, lambda to: self.save_vocabularies(to.path))
+        write_run(
+            path, overwrite, self.task, float32_copy(self.model), sections, lambda to: self.save_vocabularies(to.path)
+        )
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """The attentions of what a command line gives.
@@ -369,9 +371,9 @@ class PieceVectors:
         )
 
 
-def takes_text(config: Config) -> bool:
+def takes_text(config: RunConfig) -> bool:
     """Whether the model of a run's `config.json` takes text."""
-    return bool(TASKS[task_of(config)].signature(config).text_stem)
+    return bool(TASKS[config.task].signature(config.sections).text_stem)
 
 
 def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
@@ -384,9 +386,9 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
     if not takes_text(whole := read_config(folder)):
         raise RequestError(
             f"{folder.path}: expected a model of text, with a vocabulary of pieces; received "
-            f"{whole['model']['kind']}, which `{main_verb(whole)}` takes"
+            f"{whole.kind}, which `{whole.main_command}` takes"
         )
-    config = whole["model"]
+    config = whole.model
     tokenizer, _ = read_tokenizers(folder, config.get("source_vocabulary_size"), config["vocabulary_size"])
     return PieceVectors(ops.convert_to_numpy(load_model(folder).input_embedding().embeddings), tokenizer)
 

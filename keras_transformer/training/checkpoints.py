@@ -11,6 +11,7 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -21,7 +22,14 @@ from keras_transformer.core.errors import JobError, RequestError, warn
 from keras_transformer.core.files import write_whole
 from keras_transformer.core.schema import Mismatch, Schema, object_of, parse_json, whole
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.runs.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
+from keras_transformer.runs.run_folder import (
+    RunConfig,
+    RunFolder,
+    checkpoint_steps,
+    read_config,
+    save_model,
+    write_config,
+)
 from keras_transformer.spec.options import Config
 from keras_transformer.training.workers import num_workers
 
@@ -188,9 +196,9 @@ def average(run: str | Path, last: int) -> list[int]:
             f"--last must be between 1 and the {len(checkpoints.steps())} checkpoints kept in {folder.checkpoints}; "
             f"received: {last}"
         )
-    model = make_model(config["model"])
+    model = make_model(config.model)
     # The rest of the origin (at which step the run ended) stays true, but for what was measured on other weights.
-    kept = {name: value for name, value in config.get("weights", {}).items() if not name.startswith("val_")}
+    kept = {name: value for name, value in config.weights.items() if not name.startswith("val_")}
     origin = {**kept, "kind": "mean", "steps": steps}
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
@@ -220,10 +228,10 @@ def set_weights(model: FamilyModel, weights: Iterable[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def write_model(run: RunFolder, config: Config, model: FamilyModel, origin: Config) -> None:
+def write_model(run: RunFolder, config: RunConfig, model: FamilyModel, origin: Config) -> None:
     """Writes `model.keras`, and the origin of its weights to `config.json`."""
     save_model(run, model)
-    write_config(run, {**config, "weights": origin})
+    write_config(run, replace(config, weights=origin))
 
 
 def _weights(model: FamilyModel) -> dict[str, keras.Variable]:

@@ -27,6 +27,7 @@ from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
+from keras_transformer.training.common_settings import Settings, TextSettings
 from keras_transformer.training.devices import DataParallel, Strategy, seed
 from keras_transformer.training.records import Records
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
@@ -96,11 +97,11 @@ def start_from_word_vectors(
     )
 
 
-def compiled_model(run: Run) -> FamilyModel:
+def compiled_model(run: Run[Settings]) -> FamilyModel:
     """Makes the compiled model; under a strategy's scope it is made for all replicas of the strategy."""
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
-    model = make_model(run.config["model"], dtype)
+    model = make_model(run.config.model, dtype)
     if not _has_checkpoint(run):
         _begin(run, model)
     model.micro_batches = settings.accumulate
@@ -110,7 +111,7 @@ def compiled_model(run: Run) -> FamilyModel:
     return model
 
 
-def _compile(run: Run, model: FamilyModel) -> None:
+def _compile(run: Run[Settings], model: FamilyModel) -> None:
     """Compiles the model with the run's learning rate, and makes its optimizer anew."""
     settings, task = run.settings, run.task
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
@@ -124,18 +125,18 @@ def _compile(run: Run, model: FamilyModel) -> None:
     model.build_for_training()
 
 
-def _has_checkpoint(run: Run) -> bool:
+def _has_checkpoint(run: Run[Settings]) -> bool:
     """Returns whether the weights come from a checkpoint. A run may have been killed before its first."""
     return run.is_resumed and run.folder.has_checkpoint
 
 
-def _begin(run: Run, model: FamilyModel) -> None:
+def _begin(run: Run[Settings], model: FamilyModel) -> None:
     """Loads the parent's weights or the word vectors."""
     settings = run.settings
     if settings.init_from:
-        has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
+        has_same_labels = read_config(settings.init_from).labels == run.config.labels
         inherit(model, load_model(settings.init_from), has_same_labels)
-    if run.vocabulary is not None and settings.word_vectors:
+    if run.vocabulary is not None and isinstance(settings, TextSettings) and settings.word_vectors:
         start_from_word_vectors(model, run.vocabulary, settings.word_vectors)
 
 
@@ -155,7 +156,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
         mine.assign(theirs)
 
 
-def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
+def fit(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
     The run is timed first, unless several workers train together.
@@ -182,7 +183,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
         write_result(run, data, model, progress, checkpoints)
 
 
-def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
+def _timed(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
     """Tells the time of the run and returns the model that it trains.
 
     Where `--hours` asks for it, that is a smaller one than `model`, or one with another learning rate.
@@ -207,7 +208,7 @@ def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> 
     return model
 
 
-def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
+def compile_ahead(run: Run[Settings], plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
     """With XLA, compiles the step for all shapes of batches that are known, and says how long that took.
 
     So the time of a step can be told, and no step in the middle of a run waits. What the steps change is put back.
@@ -224,7 +225,7 @@ def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) 
     say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
 
-def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
+def _restored_progress(run: Run[Settings], plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
     """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
     if not run.is_resumed:
         return Progress()
@@ -241,7 +242,7 @@ def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Ch
 
 
 def _fit_rounds(
-    run: Run,
+    run: Run[Settings],
     data: Prepared,
     model: FamilyModel,
     strategy: Strategy,
@@ -341,7 +342,7 @@ def _fed(strategy: Strategy, of_replicas: Callable[[range, int], tf.data.Dataset
 
 
 def _callbacks(
-    run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+    run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks in the order in which they act: count, check, measure, record, save, show, stop."""
     settings = run.settings
@@ -352,7 +353,7 @@ def _callbacks(
     validation = run.task.validation(run, data, model, progress, show)
     if not run.is_chief:
         return [*first, *validation]
-    twin = make_model(run.config["model"])
+    twin = make_model(run.config.model)
 
     def then() -> None:
         folders.drop_replaced(run.folder.path)

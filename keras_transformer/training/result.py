@@ -12,6 +12,7 @@ from keras_transformer.models.model_factory import make_model
 from keras_transformer.text.feeding import BEGINNING, generator, repeated_epoch
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Prepared, Run
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
@@ -37,7 +38,9 @@ class Candidate(NamedTuple):
         return f"mean of steps {steps}" if self.kind == "mean" else f"{self.kind} checkpoint, step {steps}"
 
 
-def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> None:
+def write_result(
+    run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+) -> None:
     """Writes `model.keras` and prints what the task measures on it.
 
     Its weights are the moving average with `--ema`, the mean of the last checkpoints with `--average-last`, else the
@@ -47,7 +50,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
         JobError: a checkpoint is damaged, or the file could not be written; the checkpoints are intact.
     """
     settings = run.settings
-    twin = make_model(run.config["model"])
+    twin = make_model(run.config.model)
     best_step = progress.best_step if settings.patience and progress.best_step else None
     if settings.ema:
         set_weights(twin, present_weights(model))
@@ -72,11 +75,11 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     say(f"wrote {run.folder.model}{told}")
 
 
-def write_so_far(run: Run, twin: FamilyModel, model: FamilyModel, progress: Progress) -> None:
+def write_so_far(run: Run[Settings], twin: FamilyModel, model: FamilyModel, progress: Progress) -> None:
     """Writes `model.keras` after a checkpoint if validation found no better one before, so that a run that is stopped
     can be used at once. Before the first validation it holds the present weights.
 
-    What `config.json` says of them does not count as the end of the run (`run_config.is_finished`).
+    What `config.json` says of them does not count as the end of the run (`RunConfig.is_finished`).
 
     Args:
         run: its chief calls this.
@@ -118,7 +121,12 @@ def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None)
 
 
 def _best(
-    run: Run, data: Prepared, twin: FamilyModel, found: list[Candidate], checkpoints: Checkpoints, num_replicas: int
+    run: Run[Settings],
+    data: Prepared,
+    twin: FamilyModel,
+    found: list[Candidate],
+    checkpoints: Checkpoints,
+    num_replicas: int,
 ) -> tuple[Candidate, dict[str, float]]:
     """Gives the twin the weights of the best candidate; returns it with what the task measures on it.
 
@@ -140,7 +148,7 @@ def _best(
     return candidate, measured
 
 
-def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
+def _validation_loss(run: Run[Settings], data: Prepared, model: FamilyModel, num_replicas: int) -> float:
     """Computes the mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
     plan = data.valid_plan
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape

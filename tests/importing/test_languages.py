@@ -242,7 +242,7 @@ def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     translator: Any = keras_transformer.import_huggingface(folder)
     run, lines = str(tmp_path / "run"), ["the dogs", "", "the sea"]
-    assert read_config(tmp_path / "run")["language_tags"] == translator.language_tags
+    assert read_config(tmp_path / "run").language_tags == translator.language_tags
     expected = translator.between("en", "de").translate(lines, max_length=6)
 
     def answer(*flags: str) -> tuple[int, str, str]:
@@ -339,7 +339,7 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, mo
     expected = keras_transformer.load("tuned").translate(["the sea"], max_length=6)
     assert keras_transformer.load("tuned").between("en", "ast").translate(["the sea"], max_length=6) == expected
     assert keras_transformer.load("tuned").language_tags == run.language_tags
-    score = read_config("tuned")["weights"]
+    score = read_config("tuned").weights
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
 
 

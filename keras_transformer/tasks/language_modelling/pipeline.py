@@ -386,8 +386,8 @@ def load_generator(run: str | os.PathLike[str]) -> Generator:
 def generator_of(model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
     """The generator of a model, with the vocabulary in a run folder; RequestError if that is not the model's."""
     config = read_config(folder)
-    tokenizer = read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1]
-    return Generator(model, tokenizer, config.get("answer_length"))
+    tokenizer = read_tokenizers(folder, None, config.model["vocabulary_size"])[1]
+    return Generator(model, tokenizer, config.answer_length)
 
 
 def imported(found: Imported) -> Generator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from keras_transformer.checking.signatures import (
 from keras_transformer.decoding.prompts import Prompted, num_read
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
@@ -80,7 +80,7 @@ class Answering(Continuation):
         return super().search(permitted(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_source), None
 
 

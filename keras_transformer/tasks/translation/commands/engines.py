@@ -168,7 +168,7 @@ def chosen_decoder(
     def place() -> Graphs:
         runs = [RunFolder(one) for one in runs_of(arguments)]
         # Stages have one beginning inside, and the graph of a model between many languages serves all.
-        may_be_staged = precision != "int8" and not any("language_tags" in read_config(one) for one in runs)
+        may_be_staged = precision != "int8" and not any(read_config(one).language_tags for one in runs)
         return graphs_of(runs, options, precision, with_halves, may_be_staged and uses_gpu(arguments.provider))
 
     reasons = reasons_for_keras(arguments, options, with_halves)
