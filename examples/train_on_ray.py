@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from keras_transformer.core.errors import JobError, RequestError, Stopped, exit_status, load_tensorflow, say
 from keras_transformer.spec.custom_parts import import_flags, with_imports
 from keras_transformer.training import flags
-from keras_transformer.training.devices import WorkerLost
+from keras_transformer.training.workers import WorkerLost
 from own_ray import start_ray
 
 

@@ -1,4 +1,4 @@
-"""A Keras model whose `fit` takes one mean over all labels, on replicas, workers and micro-batches too.
+"""Makes Keras's `fit` take one mean over all labels, on replicas, workers and micro-batches too.
 
 The models derive from it, so a plain `Transformer(...)`, `compile`, `fit` in a notebook trains correctly under any
 strategy.
@@ -7,9 +7,9 @@ strategy.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import keras
 from keras import ops
@@ -21,6 +21,10 @@ from keras_transformer.losses import WEIGHTED_MEAN, SmoothedCrossEntropy
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config
 
+Inputs: TypeAlias = Mapping[str, Tensor]
+Loss: TypeAlias = keras.losses.Loss | str | Callable[[Tensor, Tensor], Tensor]
+Logs: TypeAlias = dict[str, Tensor]
+Rows = TypeVar("Rows")  # tensors with an axis of rows, in any structure
 ONE_HOT_LOSSES = keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy
 
 
@@ -37,7 +41,13 @@ class WeightedFit(keras.Model):
     `add_loss` count once a step.
     """
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        self,
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
+        loss: Loss | list[Loss] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """As in Keras.
 
         Raises:
@@ -54,28 +64,30 @@ class WeightedFit(keras.Model):
 
     def compute_loss(
         self,
-        x: object = None,
-        y: object = None,
-        y_pred: object = None,
-        sample_weight: object = None,
+        x: Inputs | None = None,
+        y: Tensor | None = None,
+        y_pred: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Tensor:
         """As in Keras, but a mean is one by weights. As in Keras, a strategy's replicas divide it by their number."""
         return super().compute_loss(x, y, y_pred, self._label_weights(y, sample_weight), training)
 
-    def compute_metrics(self, x: object, y: object, y_pred: object, sample_weight: object = None) -> Config:
+    def compute_metrics(self, x: Inputs, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Logs:
         """As in Keras; the weight of a row is that of each of its labels."""
         return super().compute_metrics(x, y, y_pred, self._label_weights(y, sample_weight))
 
-    def train_step(self, *arguments: Any) -> Any:
+    def train_step(self, *arguments: tuple[Tensor, ...]) -> Any:
         with self._told_by_labels(arguments[-1]):
             return super().train_step(*arguments)
 
-    def test_step(self, *arguments: Any) -> Any:
+    def test_step(self, *arguments: tuple[Tensor, ...]) -> Any:
         with self._told_by_labels(arguments[-1]):
             return super().test_step(*arguments)
 
-    def fit(self, *args: object, class_weight: dict[int, float] | None = None, **kwargs: object) -> Any:
+    def fit(
+        self, *args: object, class_weight: dict[int, float] | None = None, **kwargs: object
+    ) -> keras.callbacks.History:
         """As in Keras.
 
         Raises:
@@ -86,12 +98,12 @@ class WeightedFit(keras.Model):
 
     def train_on_batch(
         self,
-        x: object,
-        y: object = None,
-        sample_weight: object = None,
-        class_weight: object = None,
+        x: Inputs,
+        y: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
-    ) -> Any:
+    ) -> float | list[float] | dict[str, float]:
         """As in Keras.
 
         Raises:
@@ -107,13 +119,13 @@ class WeightedFit(keras.Model):
             labels = keras.KerasTensor((*labels.shape, None))
         self._symbolic_build(data_batch=(inputs, labels, weights))
 
-    def symbolic_batch(self) -> tuple:
-        """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
+    def symbolic_batch(self) -> tuple[Tensor, ...]:
+        """Returns symbolic inputs, labels and weights of unknown sizes. The model defines them."""
         raise NotImplementedError
 
     @contextmanager
-    def _told_by_labels(self, data: tuple) -> Iterator[None]:
-        """Within, the loss of a batch counts by the weights of its labels. In Keras it counts by the number of rows."""
+    def _told_by_labels(self, data: tuple[Tensor, ...]) -> Iterator[None]:
+        """Counts the loss of a batch by the weights of its labels, within. Keras counts by the number of rows."""
         _, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         share, tracker = ops.sum(self._label_weights(labels, weights)), self._loss_tracker
         tracker.update_state = lambda loss, **_: type(tracker).update_state(tracker, loss, sample_weight=share)
@@ -123,7 +135,7 @@ class WeightedFit(keras.Model):
             del tracker.update_state
 
     def _label_weights(self, labels: Tensor | None, weights: Tensor | None) -> Tensor:
-        """The weight of each label, (B,) of rows or (B, T) of tokens, float32: 0 where the loss leaves a label out."""
+        """Returns each label's weight, (B,) of rows or (B, T) of tokens, float32: 0 where the loss leaves it out."""
         if labels is None:  # a step without labels
             return ops.ones((1,))
         rank = len(self.symbolic_batch()[1].shape)
@@ -134,7 +146,7 @@ class WeightedFit(keras.Model):
         weights = ops.cast(weights, "float32")
         return counts * (weights if len(weights.shape) == rank else ops.reshape(weights, (-1, *[1] * (rank - 1))))
 
-    def _check_class_weight(self, class_weight: object) -> None:
+    def _check_class_weight(self, class_weight: dict[int, float] | None) -> None:
         if class_weight is not None and len(self.symbolic_batch()[1].shape) > 1:
             raise ValueError(
                 "`class_weight` must be left out, for Keras would take the labels (B, T) of tokens for classes of "
@@ -142,8 +154,8 @@ class WeightedFit(keras.Model):
             )
 
 
-def _counted(loss: Any, labels: Tensor, shape: tuple) -> Tensor:
-    """1 where a loss counts a label, else 0: (B,) or (B, T), float32."""
+def _counted(loss: Loss | list[Loss] | None, labels: Tensor, shape: tuple[Tensor, ...]) -> Tensor:
+    """Returns 1 where a loss counts a label, else 0: (B,) or (B, T), float32."""
     for one in keras.tree.flatten(loss):
         if isinstance(one, SmoothedCrossEntropy):
             return ops.cast(real_labels(ops.reshape(labels, shape)), "float32")
@@ -152,23 +164,28 @@ def _counted(loss: Any, labels: Tensor, shape: tuple) -> Tensor:
     return ops.ones(shape)
 
 
-def _by_weights(loss: Any) -> Any:
-    """The same loss, whose mean is one by weights."""
+def _by_weights(loss: Loss | None) -> keras.losses.Loss | None:
+    """Returns the same loss, whose mean is one by weights."""
     if loss is None:  # `add_loss` alone
         return None
-    loss = keras.losses.get(loss)
-    if not isinstance(loss, keras.losses.Loss):
-        return _FunctionLoss(loss)
-    loss = copy.copy(loss)
-    loss.reduction = "sum" if loss.reduction in (None, "none", "sum") else WEIGHTED_MEAN
-    return loss
+    found: Any = keras.losses.get(loss)
+    if not isinstance(found, keras.losses.Loss):
+        return _FunctionLoss(found)
+    found = copy.copy(found)
+    found.reduction = "sum" if found.reduction in (None, "none", "sum") else WEIGHTED_MEAN
+    return found
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class _FunctionLoss(keras.losses.Loss):
     """A function (labels, logits) → values as a loss. Both come in float32, as Keras gives them to a function."""
 
-    def __init__(self, function: Any, name: str = "loss_function", reduction: str = WEIGHTED_MEAN):
+    def __init__(
+        self,
+        function: str | Callable[[Tensor, Tensor], Tensor],
+        name: str = "loss_function",
+        reduction: str = WEIGHTED_MEAN,
+    ):
         super().__init__(name, reduction)
         self.function = keras.losses.get(function)
 
@@ -180,7 +197,7 @@ class _FunctionLoss(keras.losses.Loss):
 
 
 class _TensorFlowFit(WeightedFit):
-    """How `fit` differs from Keras's on TensorFlow.
+    """Trains by one mean on TensorFlow. `fit` differs from Keras's in this:
 
     * The constructor builds the model, so Keras does not build it from a first batch. Under a strategy Keras would
       average the replicas' ids, or fail because the replicas' shapes differ.
@@ -205,7 +222,7 @@ class _TensorFlowFit(WeightedFit):
     micro_batches: int = 1
     r_drop: float = 0.0
     metrics_every: int = 1
-    _compiled_gradients: Any = None
+    _compiled_gradients: Callable[..., tuple[list[Tensor], Tensor, Tensor]] | None = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
         """As in Keras, but `jit_compile=True` compiles only the forward and backward pass, and "auto" nothing."""
@@ -214,7 +231,7 @@ class _TensorFlowFit(WeightedFit):
         if jit_compile is True:
             self._compiled_gradients = tf.function(fused()(self._gradients), jit_compile=True)
 
-    def train_step(self, data: tuple) -> dict[str, Tensor]:
+    def train_step(self, data: tuple[Tensor, ...]) -> Logs:  # type: ignore[override]
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         data = inputs, labels, self._label_weights(labels, weights)
         is_first = ops.equal(self._loss_tracker.count, 0)
@@ -227,11 +244,11 @@ class _TensorFlowFit(WeightedFit):
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._as_vectors(self.get_metrics_result())
 
-    def test_step(self, data: tuple) -> dict[str, Tensor]:
+    def test_step(self, data: tuple[Tensor, ...]) -> Logs:  # type: ignore[override]
         return self._as_vectors(super().test_step(data))
 
-    def _counts(self, inputs: object) -> Tensor | None:
-        """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
+    def _counts(self, inputs: Inputs) -> Tensor | None:
+        """Counts what the auxiliary losses need of the whole batch; None without any, or if one pass sees it all."""
         is_whole = self.micro_batches == 1 and _num_replicas() == 1
         if is_whole or not any(getattr(layer, "has_auxiliary_loss", False) for layer in self._flatten_layers()):
             return None
@@ -251,15 +268,15 @@ class _TensorFlowFit(WeightedFit):
         )
         return _sum_of_replicas(tf.reduce_sum(of_parts, axis=0))
 
-    def _passes(self, data: object) -> Any:
-        """The rows that pass the model in a step: with R-Drop each twice."""
+    def _passes(self, data: Rows) -> Rows:
+        """Returns the rows that pass the model in a step: with R-Drop each twice."""
         return auxiliary_losses.twice(data) if self.r_drop else data
 
-    def _rows_of_a_part(self, data: object) -> Tensor:
-        """The number of rows of a micro-batch; the last may have fewer."""
+    def _rows_of_a_part(self, data: Inputs | tuple[Tensor, ...]) -> Tensor:
+        """Returns the number of rows of a micro-batch; the last may have fewer."""
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
-    def _tracked_gradients(self, data: tuple, is_first: Tensor, whole: _Whole) -> list[Tensor]:
+    def _tracked_gradients(self, data: tuple[Tensor, ...], is_first: Tensor, whole: _Whole) -> list[Tensor]:
         inputs, labels, weights = self._passes(data)
         if self.r_drop:
             weights /= 2  # their sum stays: the loss is half of R-Drop's equation 4, which Adam does not see
@@ -270,9 +287,9 @@ class _TensorFlowFit(WeightedFit):
         return gradients
 
     def _gradients(
-        self, inputs: object, labels: Tensor, weights: Tensor, whole: _Whole
+        self, inputs: Inputs, labels: Tensor, weights: Tensor, whole: _Whole
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """A part's share of the gradients, its loss, and its logits."""
+        """Computes a part's share of the gradients, its loss, and its logits."""
         share, replicas = tf.math.divide_no_nan(tf.reduce_sum(weights), whole.weight), _num_replicas()
         with tf.GradientTape() as tape:
             with auxiliary_losses.collected() as found:
@@ -296,7 +313,7 @@ class _TensorFlowFit(WeightedFit):
         # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
-    def _accumulated_gradients(self, data: tuple, is_first: Tensor, whole: _Whole) -> list[Tensor]:
+    def _accumulated_gradients(self, data: tuple[Tensor, ...], is_first: Tensor, whole: _Whole) -> list[Tensor]:
         rows = self._rows_of_a_part(data)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -307,7 +324,7 @@ class _TensorFlowFit(WeightedFit):
         _, total = tf.while_loop(lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1)
         return total
 
-    def _track_metrics(self, inputs: object, labels: Tensor, logits: Tensor, weights: Tensor, is_first: Tensor) -> None:
+    def _track_metrics(self, inputs: Inputs, labels: Tensor, logits: Tensor, weights: Tensor, is_first: Tensor) -> None:
         def track() -> Tensor:
             self.compute_metrics(inputs, labels, logits, sample_weight=weights)
             return tf.constant(True)
@@ -318,12 +335,12 @@ class _TensorFlowFit(WeightedFit):
             steps = tf.cast(ops.convert_to_tensor(self.optimizer.iterations), tf.int64)
             tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
-    def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _as_vectors(self, logs: Logs) -> Logs:
         if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
-    def _maybe_symbolic_build(self, iterator: object = None, data_batch: object = None) -> None:
+    def _maybe_symbolic_build(self, iterator: Iterator[Tensor] | None = None, data_batch: Tensor | None = None) -> None:
         if self._distribute_strategy is not None:
             self.build_for_training()
 
@@ -336,7 +353,7 @@ ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorfl
 
 
 class _Whole(NamedTuple):
-    """What a part of a batch must know of the whole batch, of all replicas."""
+    """Tells a part of a batch what it must know of the whole batch, of all replicas."""
 
     weight: Tensor  # the sum of the labels' weights
     counts: Tensor | None  # what the auxiliary losses count; None if this part is the whole batch
@@ -352,8 +369,8 @@ def _sum_of_replicas(value: Tensor) -> Tensor:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def _part_of(data: object, part: Tensor, rows: Tensor) -> Any:
-    """The rows of one micro-batch, each micro-batch with `rows` rows."""
+def _part_of(data: Rows, part: Tensor, rows: Tensor) -> Rows:
+    """Returns the rows of one micro-batch, each micro-batch with `rows` rows."""
     return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 
 

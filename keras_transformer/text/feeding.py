@@ -117,16 +117,22 @@ def dataset(
     return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), plan.like, prefetch)
 
 
-def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[tuple]:
+def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[Batch]:
     """Yields as `generator` for JAX, which compiles a step for each shape of a batch: the batches are padded to few
     shapes.
 
     Batches whose plan has few shapes stay as they are.
     """
-    if plan.of_each_shape():
-        yield from generator(plan, place)
+    is_few = bool(plan.of_each_shape())
     for _, batch in plan.iterate(place):
-        yield padded(batch, plan.divisor)
+        yield batch if is_few else padded(batch, plan.divisor)
+
+
+def repeated_epoch(plan: Plan) -> Iterator[Batch]:
+    """Yields the first epoch again and again, for validation with JAX; each batch is padded to few shapes."""
+    while True:
+        for index in range(plan.num_batches(0)):
+            yield padded(plan.batch(Place(0, index)), plan.divisor, per_octave=1)
 
 
 def padded(batch: Batch, divisor: int = 1, per_octave: int = 4) -> Batch:

@@ -1,4 +1,4 @@
-"""Checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped.
+"""Writes and restores checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped.
 
 They are written and read array by array, so that a large model and its optimizer are in memory once.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ from keras_transformer.runs.run_folder import (
     write_config,
 )
 from keras_transformer.spec.options import Config
-from keras_transformer.training.devices import num_workers
+from keras_transformer.training.workers import num_workers
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -50,24 +50,8 @@ class OtherArrays(DamagedFile):
     """A checkpoint file is whole, and holds the arrays of another model, or of another version of this one."""
 
 
-class Like(NamedTuple):
-    """What is expected of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @classmethod
-    def variable(cls, variable: Any) -> Like:
-        """As a variable, or an array, holds it."""
-        return cls(tuple(variable.shape), np.dtype(keras.backend.standardize_dtype(variable.dtype)))
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 class Checkpoints:
-    """The checkpoints of a run.
+    """Saves, restores, averages and removes the checkpoints of a run.
 
     `STEP.weights.npz` holds what averaging needs, and is kept for many steps. `STEP.state.npz` holds the rest, and is
     kept for the two newest checkpoints. A checkpoint is whole if both files are there; the state is written last.
@@ -85,15 +69,15 @@ class Checkpoints:
         self.every = every
 
     def steps(self) -> list[int]:
-        """Steps with weights, ascending."""
+        """Returns the steps that have weights, ascending."""
         return sorted(checkpoint_steps(self.folder, "weights"))
 
     def whole_steps(self) -> list[int]:
-        """Steps from which a run can be resumed, ascending."""
+        """Returns the steps from which a run can be resumed, ascending."""
         return sorted(checkpoint_steps(self.folder, "state") & set(self.steps()))
 
     def to_average(self, end: int | None = None) -> list[int]:
-        """The steps to average, ascending: the last `keep` among the regular steps and the newest.
+        """Returns the steps to average, ascending: the last `keep` among the regular steps and the newest.
 
         Args:
             end: the last step to average; by default the newest.
@@ -102,7 +86,7 @@ class Checkpoints:
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
-    def save(self, step: int, model: FamilyModel, progress: Mapping[str, object], best_step: int | None = None) -> None:
+    def save(self, step: int, model: FamilyModel, progress: Mapping[str, float], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
@@ -113,11 +97,11 @@ class Checkpoints:
         """
         self.folder.mkdir(exist_ok=True)
         _write_arrays(self._path(step, "weights"), _weights(model))
-        state = {**_state_variables(model), PROGRESS: _json_array(dict(progress))}
+        state = {**_state_variables(model), PROGRESS: _json_array(progress)}
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: FamilyModel, like: Mapping[str, object]) -> Config | None:
+    def restore(self, model: FamilyModel, like: Mapping[str, float]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
         If a checkpoint is damaged, a warning names it, and the one before it is restored. Where a checkpoint has not
@@ -150,7 +134,7 @@ class Checkpoints:
         return None
 
     def _none_fits(self, are_whole: bool) -> str:
-        """What to do where no checkpoint can be restored."""
+        """Returns the error of a run none of whose checkpoints can be restored, with the ways out."""
         run = RunFolder(self.folder.parent)
         ways = ["go on with the version of keras-transformer that wrote them"] if are_whole else []
         if run.model.is_file():
@@ -193,7 +177,7 @@ class Checkpoints:
 
 
 def last_steps(steps: list[int], count: int, end: int | None = None) -> list[int]:
-    """The last `count` of ascending `steps`, up to `end`."""
+    """Returns the last `count` of ascending `steps`, up to `end`."""
     return [step for step in steps if end is None or step <= end][-count:]
 
 
@@ -250,13 +234,13 @@ def write_model(run: RunFolder, config: RunConfig, model: FamilyModel, origin: C
     write_config(run, replace(config, weights=origin))
 
 
-def _weights(model: FamilyModel) -> Config:
-    """The trainable weights by name. The names depend on the configuration of the model alone."""
+def _weights(model: FamilyModel) -> dict[str, keras.Variable]:
+    """Returns the trainable weights by name. The names depend on the configuration of the model alone."""
     return {f"{i:04d}-{v.name}": v for i, v in enumerate(model.trainable_variables)}
 
 
-def _state_variables(model: FamilyModel) -> Config:
-    """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
+def _state_variables(model: FamilyModel) -> dict[str, keras.Variable]:
+    """Returns all else that training changes: dropout seeds, optimizer (with its moving average), metrics.
 
     With several workers the metrics are left out: each worker has counted a part, and the chief saves alone. The counts
     matter only within a round.
@@ -267,11 +251,11 @@ def _state_variables(model: FamilyModel) -> Config:
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
-def _json_array(value: object) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+def _json_array(value: Mapping[str, float]) -> np.ndarray:
+    return np.frombuffer(json.dumps(dict(value)).encode(), np.uint8)
 
 
-def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
+def _write_arrays(path: Path, variables: Mapping[str, keras.Variable | np.ndarray]) -> None:
     try:
         with write_whole(path) as aside, zipfile.ZipFile(aside, "w") as file:
             for name, variable in {**variables, **FORMAT}.items():
@@ -283,8 +267,10 @@ def _write_arrays(path: Path, variables: Mapping[str, object]) -> None:
         ) from error
 
 
-def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yields each variable with the array of its name, which fits it; None is left out. Nothing else is in the file.
+def _read_arrays(
+    path: Path, variables: Mapping[str, keras.Variable | None]
+) -> Iterator[tuple[keras.Variable, np.ndarray]]:
+    """Yields each variable with the array of its name; skips variables that are None. Nothing else is in the file.
 
     Metrics are left out unless the file has all of them, and no others.
 
@@ -301,17 +287,17 @@ def _read_arrays(path: Path, variables: Mapping[str, Any]) -> Iterator[tuple[Any
             )
         for name, variable in variables.items():
             if variable is not None and not (differing and name.startswith(METRICS)):
-                yield variable, _read_array(file, name, Like.variable(variable))
+                yield variable, _read_array(file, name, variable)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A file of a checkpoint. What goes wrong within is its damage."""
+    """Opens a file of a checkpoint. Whatever fails within is raised as damage of the file."""
     if path.is_symlink():
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            if (number := _read_array(file, "format", Like.variable(FORMAT["format"]))) != FORMAT["format"]:
+            if (number := _read_array(file, "format", FORMAT["format"])) != FORMAT["format"]:
                 raise RequestError(
                     f"{path} has the format {number} of another version of keras-transformer: install that one"
                 )
@@ -324,28 +310,31 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
-def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
+def _read_progress(path: Path, like: Mapping[str, float]) -> Config:
     with _opened(path) as file:
         data = _read_array(file, PROGRESS, None)
     try:
         kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
-        return dict(parse_json(data.tobytes(), object_of(kinds), has_constants=True))
+        progress: Config = parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+        return progress
     except Mismatch as error:
         raise OtherArrays(f"{path} is damaged, or another version's (its progress: {error})") from error
     except ValueError as error:
         raise DamagedFile(f"{path} is damaged (its progress: {error})") from error
 
 
-def _read_array(file: zipfile.ZipFile, name: str, like: Like | None) -> np.ndarray:
-    """An array; None expects bytes."""
+def _read_array(file: zipfile.ZipFile, name: str, like: keras.Variable | np.ndarray | None) -> np.ndarray:
+    """Reads an array of the shape and type of `like`; without it, bytes."""
     entry = file.getinfo(f"{name}.npy")
     with file.open(entry) as stream:
         shape, dtype = _read_header(stream)
         if like is None and dtype != np.uint8:
             raise DamagedFile(f"expected {name} as bytes; it has {dtype}")
-        if like is not None and (shape, dtype) != like:
-            raise OtherArrays(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
-        if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.num_bytes + 1024):
+        if like is not None:
+            expected = tuple(like.shape), np.dtype(keras.backend.standardize_dtype(like.dtype))
+            if (shape, dtype) != expected:
+                raise OtherArrays(f"expected {name} of shape {expected[0]}, {expected[1]}; it has {shape}, {dtype}")
+        if entry.file_size > (MAX_PROGRESS_BYTES if like is None else math.prod(shape) * dtype.itemsize + 1024):
             raise DamagedFile(f"{name} is larger than it can be")
         data = stream.read()  # to its end, where the checksum is compared
     return np.frombuffer(data, dtype).reshape(shape)

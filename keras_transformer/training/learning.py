@@ -1,4 +1,4 @@
-"""Training itself: the compiled model, what it begins with, and `model.fit` from the newest checkpoint on."""
+"""Compiles a model, gives it its first weights, and trains it by `model.fit` from the newest checkpoint on."""
 
 from __future__ import annotations
 
@@ -6,54 +6,55 @@ import builtins
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 from keras import ops
 
 from keras_transformer.core import folders
 from keras_transformer.core.errors import JobError, RequestError, say, warn
-from keras_transformer.core.lazy import on_tensorflow
+from keras_transformer.core.lazy import on_tensorflow, tf
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.optimizers import Adam
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch
+from keras_transformer.text.feeding import Batch, Place, Plan, chosen, dataset, of_few_shapes, one_epoch, repeated_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
-from keras_transformer.training.callbacks import Interrupt, Progress
+from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings, TextSettings
-from keras_transformer.training.devices import local_replicas, num_workers, operation_errors, seed
-from keras_transformer.training.jax_devices import DataParallel, Validation
-from keras_transformer.training.records import ProgressLine, Records, clock
+from keras_transformer.training.devices import DataParallel, Strategy, seed
+from keras_transformer.training.records import Records
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.timing import (
     LEAST_STEPS,
     MOST_STEPS,
+    Batches,
     estimate,
     is_timed,
     takes_smaller,
     tell_time,
     timed_places,
 )
+from keras_transformer.training.workers import num_workers, operation_errors, worker_index
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.devices import Strategy
 
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
 # How the message of a feeding thread's error begins, where the error is one that a user can mend.
-MENDABLE = "|".join(
+USER_FIXABLE = "|".join(
     [
-        r"keras_transformer\.errors\.\w+",
+        r"keras_transformer\.core\.errors\.\w+",
         "MemoryError",
         *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)),
     ]
@@ -97,7 +98,7 @@ def start_from_word_vectors(
 
 
 def compiled_model(run: Run[Settings]) -> FamilyModel:
-    """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
+    """Makes the compiled model; under a strategy's scope it is made for all replicas of the strategy."""
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config.model, dtype)
@@ -125,13 +126,12 @@ def _compile(run: Run[Settings], model: FamilyModel) -> None:
 
 
 def _has_checkpoint(run: Run[Settings]) -> bool:
-    """Whether the weights come from a checkpoint. A run may have been killed before its first."""
+    """Returns whether the weights come from a checkpoint. A run may have been killed before its first."""
     return run.is_resumed and run.folder.has_checkpoint
 
 
 def _begin(run: Run[Settings], model: FamilyModel) -> None:
-    """Gives a model what it begins with, besides random weights."""
-
+    """Loads the parent's weights or the word vectors."""
     settings = run.settings
     if settings.init_from:
         has_same_labels = read_config(settings.init_from).labels == run.config.labels
@@ -147,7 +147,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
     has_labels = [getattr(one, "num_labels", None) is not None for one in (model, parent)]
     names = [*["head"] * (not has_same_labels), *["head_layer"] * (has_labels[0] != has_labels[1])]
 
-    def inherited(one: FamilyModel) -> list[Any]:
+    def inherited(one: FamilyModel) -> list[keras.Variable]:
         heads = [head for name in names if (head := getattr(one, name, None)) is not None]
         own = {id(variable) for head in heads for variable in head.variables}
         return [variable for variable in one.trainable_variables if id(variable) not in own]
@@ -184,8 +184,9 @@ def fit(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strate
 
 
 def _timed(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
-    """The model that the run trains, after its time was told: where `--hours` asks for it, a smaller one than `model`,
-    or one with another learning rate.
+    """Tells the time of the run and returns the model that it trains.
+
+    Where `--hours` asks for it, that is a smaller one than `model`, or one with another learning rate.
     """
     while True:
         compile_ahead(run, data.plan, model, strategy)
@@ -193,7 +194,7 @@ def _timed(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Str
             return model
         with _feeding_errors():
             timed = ((data.plan, MOST_STEPS // 2), (data.valid_plan, LEAST_STEPS))
-            batches = [_chosen_batches(plan, strategy, timed_places(plan, count)) for plan, count in timed]
+            batches = [_chosen(plan, strategy, timed_places(plan, count)) for plan, count in timed]
             found = estimate(run, data, model, *batches)
         if not takes_smaller(run, found):
             break
@@ -219,7 +220,7 @@ def compile_ahead(run: Run[Settings], plan: Plan, model: FamilyModel, strategy: 
     say(f"compiling the step for {len(places)} shapes of batches with XLA{without}")
     begin = time.monotonic()
     with unchanged(model), _feeding_errors():
-        batches = _chosen_batches(plan, strategy, places)
+        batches = _chosen(plan, strategy, places)
         model.fit(batches, epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False)
     say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
@@ -251,15 +252,15 @@ def _fit_rounds(
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
     every = run.settings.checkpoint_every
     callbacks = _callbacks(run, data, model, progress, checkpoints)
-    with _undone(callbacks):
-        for rounds in rounds_until(run.settings.steps, progress.step, every):
+    with _closed(callbacks):
+        for steps, num_rounds in rounds_until(run.settings.steps, progress.step, every):
             first = progress.step // every
             with _feeding_errors():
                 model.fit(
-                    _batches(data.plan, strategy, progress),
-                    validation_data=_valid_batches(data.valid_plan, strategy),
+                    _batches(data.plan, strategy, progress.place),
+                    validation_data=_validation(data.valid_plan, strategy),
                     validation_steps=data.valid_plan.num_batches(0),
-                    initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
+                    initial_epoch=first, epochs=first + num_rounds, steps_per_epoch=steps,
                     callbacks=callbacks, verbose=0, shuffle=False,
                 )  # fmt: skip
             if model.stop_training:
@@ -268,7 +269,7 @@ def _fit_rounds(
 
 
 @contextmanager
-def _undone(callbacks: list[Any]) -> Iterator[None]:
+def _closed(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     """Restores the signal handlers that `Interrupt` replaced, and closes bar and records, however training ends."""
     try:
         yield
@@ -278,35 +279,32 @@ def _undone(callbacks: list[Any]) -> Iterator[None]:
                 callback.close()
 
 
-class Rounds(NamedTuple):
-    """Rounds of one `fit`, which Keras calls epochs: each ends with a validation and a checkpoint."""
+def rounds_until(last_step: int, step: int, every: int) -> Iterator[tuple[int, int]]:
+    """Yields the steps a round and the number of rounds of each `fit`, from `step` to `last_step`.
 
-    steps: int  # the steps of each round
-    num_rounds: int
-
-
-def rounds_until(last_step: int, step: int, every: int) -> Iterator[Rounds]:
-    """The rounds from `step` to `last_step`: the rest of a round begun, whole rounds, a shorter last one."""
+    These are the rest of a round begun, whole rounds, and a shorter last one. Keras calls them epochs: each ends with
+    a validation and a checkpoint.
+    """
     if step % every and step < last_step:
         rest_of_round = min(every - step % every, last_step - step)
-        yield Rounds(rest_of_round, 1)
+        yield rest_of_round, 1
         step += rest_of_round
     if whole := (last_step - step) // every:
-        yield Rounds(every, whole)
+        yield every, whole
     if rest := (last_step - step) % every:
-        yield Rounds(rest, 1)
+        yield rest, 1
 
 
 @contextmanager
 def _feeding_errors() -> Iterator[None]:
-    """Raises what the feeding thread raised, which TensorFlow wraps in an operation's error.
+    """Unwraps errors of the input thread, which TensorFlow wraps in an operation's error.
 
     A record of the run that cannot be written ends the run too; the checkpoints stay intact.
     """
     try:
         yield
     except operation_errors() as error:
-        if cause := re.search(rf"^(?:{MENDABLE}): (.*)$", error.message, re.MULTILINE):
+        if cause := re.search(rf"^(?:{USER_FIXABLE}): (.*)$", error.message, re.MULTILINE):
             raise JobError(f"the batches stopped coming: {cause[1]}; the checkpoints are intact") from error
         raise
     except OSError as error:
@@ -314,39 +312,47 @@ def _feeding_errors() -> Iterator[None]:
         raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
-def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Any:
+def _batches(plan: Plan, strategy: Strategy, place: Place) -> Batches:
+    return _fed(strategy, lambda own, count: dataset(plan, place, own, count), of_few_shapes(plan, place))
+
+
+def _chosen(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Batches:
+    batches = (plan.batch(place) for place in places)
+    return _fed(strategy, lambda own, count: chosen(plan, places, own, count), batches)
+
+
+def _validation(plan: Plan, strategy: Strategy) -> Batches:
+    return _fed(strategy, lambda own, count: one_epoch(plan, own, count), repeated_epoch(plan))
+
+
+def _fed(strategy: Strategy, of_replicas: Callable[[range, int], tf.data.Dataset], on_jax: Iterator[Batch]) -> Batches:
+    """Gives each worker the batches of its own replicas.
+
+    Args:
+        strategy: the strategy to train under.
+        of_replicas: the numbers of some replicas, and how many there are in all → their shares of the batches.
+        on_jax: the batches for JAX, where Keras divides them.
+    """
     if isinstance(strategy, DataParallel):
-        return of_few_shapes(plan, progress.place)
-    local = local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
-
-
-def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Any:
-    if isinstance(strategy, DataParallel):
-        return (plan.batch(place) for place in places)
-    local = local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local))
-
-
-def _valid_batches(plan: Plan, strategy: Strategy) -> Any:
-    if isinstance(strategy, DataParallel):
-        return Validation(plan)
-    local = local_replicas(strategy)
-    return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
+        return on_jax
+    count = strategy.num_replicas_in_sync
+    each = count // num_workers()
+    own = range(worker_index() * each, (worker_index() + 1) * each)
+    return strategy.distribute_datasets_from_function(lambda _: of_replicas(own, count))
 
 
 def _callbacks(
     run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
-) -> list[Any]:
-    """In the order in which they act: follow, check, measure, record, save, show, stop."""
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks in the order in which they act: count, check, measure, record, save, show, stop."""
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
-    follow = [c.Follow(progress, data.plan), stop_on_nan]
+    first = [c.ProgressCounter(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
     validation = run.task.validation(run, data, model, progress, show)
     if not run.is_chief:
-        return [*follow, *validation]
+        return [*first, *validation]
     twin = make_model(run.config.model)
 
     def then() -> None:
@@ -355,7 +361,7 @@ def _callbacks(
 
     save = c.Save(checkpoints, progress, then)
     return [
-        *follow,
+        *first,
         c.RestoreMetrics(_metrics_so_far(model, progress, settings.checkpoint_every)),
         *validation,
         records,
@@ -365,8 +371,8 @@ def _callbacks(
     ]
 
 
-def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[Any]:
-    """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
+def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[np.ndarray]:
+    """Returns the metric state of an unfinished round; empty with several workers, of which each knows a part."""
     if progress.step % every == 0:
         return []
     # Workers read their metrics together or not at all, and the chief alone is here.

@@ -1,4 +1,8 @@
-"""The records of a run: metrics.csv, curves.png, samples.txt, TensorBoard, and the line on the terminal."""
+"""Records a run while it trains: metrics.csv, curves.png, samples.txt and TensorBoard.
+
+Keras's `TensorBoard` needs TensorFlow, which JAX trains without. Its `CSVLogger` sorts the columns, takes those of the
+first row alone, and appends in place, so that a killed run may leave half a row.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,18 @@ import io
 import math
 import re
 import shutil
-import sys
-import time
-from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 from tensorboard.summary import Writer
-from tqdm import tqdm
 
-from keras_transformer.core.errors import say
 from keras_transformer.core.files import read_bounded, write_text, write_whole
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.runs.run_folder import RunFolder, read_metrics
-from keras_transformer.training.callbacks import Progress
+from keras_transformer.training.callbacks import Logs, Progress
 
-LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
-REDRAW_SECONDS = 0.2  # between two drawings of the bar
-BAR = "{bar} {desc}"  # for tqdm
 MAX_SAMPLES_BYTES = 32 * 2**20
-DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 
 
 class Records(keras.callbacks.Callback):
@@ -50,11 +45,11 @@ class Records(keras.callbacks.Callback):
         self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
         self._board: Any = None
 
-    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if self._board is None:
             self._begin()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         progress = self.progress
         rate = float(np.asarray(self.model.optimizer.learning_rate))
         known = {**(logs or {}), "step": progress.step, "epoch": progress.epoch, "learning_rate": rate,
@@ -112,7 +107,7 @@ class Records(keras.callbacks.Callback):
 
 
 def read_rows(run: RunFolder) -> list[dict[str, float]]:
-    """The rows of metrics.csv as numbers. A row with anything else is skipped, because users edit the file."""
+    """Reads the rows of metrics.csv as numbers. A row with anything else is skipped, because users edit the file."""
     rows = []
     for row in read_metrics(run):
         try:
@@ -129,70 +124,3 @@ def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
     blocks = text.split("== step ")[1:]
     heads = [block.partition("\n\n") for block in blocks]
     return [(int(step), text.removesuffix("\n")) for step, _, text in heads if re.fullmatch(r"\s*\d{1,15}\s*", step)]
-
-
-class ProgressLine(keras.callbacks.Callback):
-    """Tells step, loss, labels per second and time left on standard error.
-
-    On a terminal a bar is redrawn, with the last validation; elsewhere a line is printed every `LINE_SECONDS`.
-
-    Args:
-        progress: how far the run is.
-        steps: the steps of the whole run.
-        unit: what has a label.
-    """
-
-    def __init__(self, progress: Progress, steps: int, unit: str = "tokens"):
-        super().__init__()
-        self.progress = progress
-        self.steps = steps
-        self.unit = unit
-        self._bar = self._made_bar() if sys.stderr is not None and sys.stderr.isatty() else None
-        self._shown = 0.0
-        self._last = ""  # score of a validation
-        # Where the measurement of speed begins: after the first step, which traces the graph.
-        self._since: Progress | None = None
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self._since = self._since or replace(self.progress)
-        now = time.monotonic()
-        if now - self._shown >= (LINE_SECONDS if self._bar is None else REDRAW_SECONDS):
-            self._shown = now
-            if self._bar is None:
-                say(self._line(logs or {}))
-            else:
-                self._bar.n, self._bar.ncols = self.progress.step, shutil.get_terminal_size().columns - 1
-                self._bar.set_description_str(self._line(logs or {}).removeprefix("step ") + self._last)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        logs = logs or {}
-        told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
-        self._last = told[-1].replace(" loss ", " validation ") if told else ""
-        if self._bar is not None:
-            self._bar.clear()  # the line takes the place of the bar
-        say(self._line(logs) + (" · validation" + "".join(told) if told else ""))
-
-    def close(self) -> None:
-        """Takes the bar away, so that what is said next has its line."""
-        if self._bar is not None:
-            self._bar.clear()
-
-    def _line(self, logs: dict[str, float]) -> str:
-        progress, loss = self.progress, float(logs.get("loss", math.nan))
-        line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
-        since = self._since or progress
-        if progress.step == since.step:
-            return line
-        passed = max(progress.seconds - since.seconds, 1e-9)
-        left = (self.steps - progress.step) * passed / (progress.step - since.step)
-        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {clock(left)} left"
-
-    def _made_bar(self) -> tqdm:
-        return tqdm(total=self.steps, bar_format=BAR, ascii="─━", position=0, leave=False, delay=REDRAW_SECONDS)
-
-
-def clock(seconds: float) -> str:
-    """A time as hours, minutes and seconds, such as 1:02:03."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -34,7 +34,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
-from keras_transformer.training import devices
+from keras_transformer.training import devices, workers
 from keras_transformer.training.common_settings import (
     DATA,
     MEND,
@@ -79,7 +79,7 @@ def open_run(flags: Config) -> Run[Settings] | None:
     """
     if flags.get("resume") and flags.get("overwrite"):
         raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
-    if flags.get("hours") is not None and (flags.get("resume") or devices.num_workers() > 1):
+    if flags.get("hours") is not None and (flags.get("resume") or workers.num_workers() > 1):
         raise RequestError(
             "--hours times the first steps of a new run with one worker; received "
             f"{'--resume' if flags.get('resume') else '`TF_CONFIG` with several'} too: give --steps"
@@ -88,7 +88,7 @@ def open_run(flags: Config) -> Run[Settings] | None:
 
 
 def _new_run(flags: Config) -> Run[Settings]:
-    is_chief, overwrite = devices.worker_index() == 0, bool(flags.get("overwrite"))
+    is_chief, overwrite = workers.worker_index() == 0, bool(flags.get("overwrite"))
     # Without --out the settings name the folder.
     folder = claim_folder(Path(flags["out"]), is_chief, overwrite=overwrite) if flags.get("out") else None
     parent = read_config(flags["init_from"]) if flags.get("init_from") else None
@@ -356,7 +356,7 @@ def check_folder(folder: RunFolder, is_resumed: bool, overwrite: bool) -> None:
 
 
 def _resumed_run(flags: Config) -> Run[Settings] | None:
-    is_chief = devices.worker_index() == 0
+    is_chief = workers.worker_index() == 0
     folder = claim_folder(_folder_to_resume(flags), is_chief, is_resumed=True)
     config = read_config(folder)
     settings = replace(resumed(config, flags), out=str(folder.path))
@@ -484,7 +484,7 @@ def _check_jax(settings: Settings) -> None:
     asked = {
         "--accumulate": settings.accumulate > 1, "--r-drop": settings.r_drop > 0, "--threads": settings.threads > 0,
         "--no-xla": settings.xla is False, "--static-shapes 0": getattr(settings, "static_shapes", None) == 0,
-        "several workers in `TF_CONFIG`": devices.num_workers() > 1,
+        "several workers in `TF_CONFIG`": workers.num_workers() > 1,
     }  # fmt: skip
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise RequestError(

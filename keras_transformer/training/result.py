@@ -1,4 +1,4 @@
-"""Which weights `model.keras` gets: at the end of a run, and until then."""
+"""Chooses the weights that `model.keras` gets, at the end of a run and until then."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from keras_transformer.core.errors import JobError, say
 from keras_transformer.core.lazy import on_tensorflow
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.spec.options import Config
-from keras_transformer.text.feeding import BEGINNING, generator
+from keras_transformer.text.feeding import BEGINNING, generator, repeated_epoch
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
 from keras_transformer.training.common_settings import Settings
-from keras_transformer.training.jax_devices import Validation
 from keras_transformer.training.task import Prepared, Run
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
@@ -25,7 +23,7 @@ DIGITS = {"val_bleu": 2}  # BLEU goes to 100
 
 
 class Candidate(NamedTuple):
-    """Weights that `model.keras` may get.
+    """Names weights that `model.keras` may get.
 
     Args:
         kind: "last", "best" or "mean".
@@ -56,8 +54,8 @@ def write_result(
     best_step = progress.best_step if settings.patience and progress.best_step else None
     if settings.ema:
         set_weights(twin, present_weights(model))
-        chosen: Config = {"kind": "moving average"}
-        measured = run.task.measured(run, data, twin)
+        chosen: dict[str, str | list[int]] = {"kind": "moving average"}
+        measured = run.task.final_metrics(run, data, twin)
     else:
         if settings.average_last:
             found = [Candidate("mean", checkpoints.to_average(best_step))]
@@ -65,7 +63,7 @@ def write_result(
             found = candidates(checkpoints, progress.best_step, best_step)
         num_replicas = model.distribute_strategy.num_replicas_in_sync if len(found) > 1 and on_tensorflow() else 1
         candidate, measured = _best(run, data, twin, found, checkpoints, num_replicas)
-        chosen = candidate._asdict()
+        chosen = {"kind": candidate.kind, "steps": candidate.steps}
     origin = {"at_step": progress.step, "asked_steps": settings.steps, **chosen, **measured}
     try:
         write_model(run.folder, run.config, twin, origin)
@@ -100,7 +98,7 @@ def write_so_far(run: Run[Settings], twin: FamilyModel, model: FamilyModel, prog
 
 
 def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None) -> list[Candidate]:
-    """What the end of a run compares: the last checkpoint, the best one, and the mean of the last part of the run.
+    """Returns what the end of a run compares: the last checkpoint, the best one, and the mean of the run's last part.
 
     Args:
         checkpoints: the checkpoints of the run, which hold the last one and the best.
@@ -137,7 +135,7 @@ def _best(
     results = []
     for candidate in found:
         set_weights(twin, checkpoints.mean(candidate.steps, twin))
-        measured = run.task.measured(run, data, twin)
+        measured = run.task.final_metrics(run, data, twin)
         if len(found) == 1:
             return candidate, measured
         loss = measured["val_loss"] if "val_loss" in measured else _validation_loss(run, data, twin, num_replicas)
@@ -151,17 +149,20 @@ def _best(
 
 
 def _validation_loss(run: Run[Settings], data: Prepared, model: FamilyModel, num_replicas: int) -> float:
-    """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
+    """Computes the mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
+    plan = data.valid_plan
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
         model.compile(loss=run.task.loss(run.settings))
-        return float(model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"])
-    loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
+        return float(
+            model.evaluate(repeated_epoch(plan), steps=plan.num_batches(0), verbose=0, return_dict=True)["loss"]
+        )
+    loss, total, total_weight = run.task.loss(run.settings), 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):
         weight = float(weights.sum())
         total += float(loss(labels, model(inputs, training=False), weights)) * weight
-        count += weight
-    return total / count
+        total_weight += weight
+    return total / total_weight
 
 
 def _told(measured: dict[str, float]) -> str:

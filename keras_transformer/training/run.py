@@ -1,4 +1,4 @@
-"""A training run from flags to `model.keras`, in the order of its parts."""
+"""Trains a run from its flags to `model.keras`, in the order of the parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(given: Config) -> None:
 
     Raises:
         RequestError: the request is wrong; nothing was written.
-        JobError: training failed, or another worker was lost or did not come (`devices.WorkerLost`); the checkpoints
+        JobError: training failed, or another worker was lost or did not come (`workers.WorkerLost`); the checkpoints
             are intact.
         Stopped: a signal came; the message says how the run goes on, or that nothing of it is left.
     """
@@ -44,15 +44,15 @@ def train(given: Config) -> None:
         _train(run, strategy)
 
 
-def shared_facts(run: Run[Settings]) -> Config:
-    """What all workers must have the same, by names for people.
+def shared_facts(run: Run[Settings]) -> dict[str, str]:
+    """Returns what all workers must have the same, by names for people.
 
     The paths of what they read may differ, and so may the names of their devices.
     """
     own = {name for name, flag in run.settings.flags.items() if flag.reads}
     own |= {"data_dir", "devices", "threads"}
-    settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
-    return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
+    settings = {flag_of(name): str(value) for name, value in run.settings.as_dict().items() if name not in own}
+    return {**settings, "--resume": str(run.is_resumed), "text with SHA-256": str(run.corpus.identity)}
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def run_directory(run: Run[Settings]) -> Iterator[Path]:
     try:
         with folders.locked(path, MEND):
             check_folder(run.folder, run.is_resumed, run.settings.overwrite)
-            with _undone(run):
+            with _undo_on_error(run):
                 if run.folder.is_run() and not run.is_resumed:
                     folders.set_aside(path, run.folder.parts())
                 write_config(run.folder, run.config)
@@ -89,8 +89,8 @@ def run_directory(run: Run[Settings]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _undone(run: Run[Settings]) -> Iterator[None]:
-    """On an error before a new run's first checkpoint the run that it replaces comes back; what is refused goes."""
+def _undo_on_error(run: Run[Settings]) -> Iterator[None]:
+    """Brings back the replaced run if an error comes before the new one's first checkpoint; removes what is refused."""
     try:
         yield
     except BaseException as error:

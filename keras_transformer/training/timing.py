@@ -1,4 +1,4 @@
-"""How long a run will take on this machine, as its first steps tell, and how many steps fit into the hours given."""
+"""Estimates from its first steps how long a run will take, and sets the steps that fit into the hours given."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import math
 import shlex
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
 
 from keras_transformer.core.errors import command_line, say, warn
+from keras_transformer.core.lazy import tf
 from keras_transformer.models.model_factory import count_parameters
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.runs.run_folder import checkpoint_steps, write_config
 from keras_transformer.spec.custom_parts import import_flags
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.presets import AUTO, AUTO_ROWS
-from keras_transformer.text.feeding import Place, Plan
+from keras_transformer.text.feeding import Batch, Place, Plan
 from keras_transformer.training import request
+from keras_transformer.training.callbacks import Logs, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings
-from keras_transformer.training.records import clock
 from keras_transformer.training.task import Prepared, Run
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
 LONG_SECONDS = 2 * 3600.0
 LEAST_SHARE = 1 / 4  # that a model of the preset `auto` makes of its steps; see `takes_smaller`
+Batches: TypeAlias = "tf.distribute.DistributedDataset | Iterator[Batch]"  # for `model.fit`
 OF_RECIPE = ("dropout", "warmup_steps", "learning_rate_factor")  # which go with the size of a model
 
 
 class Estimate(NamedTuple):
-    """What the parts of a run take, in seconds.
+    """The seconds that the parts of a run take.
 
     Args:
         step: a step.
@@ -56,18 +59,18 @@ class Estimate(NamedTuple):
     every: int
 
     def seconds(self, steps: int) -> float:
-        """The time of a run of this many steps."""
+        """Returns the time of a run of this many steps."""
         return steps * self.step + math.ceil(steps / self.every) * self.validation + self.end
 
     def steps_within(self, seconds: float) -> int:
-        """The most steps that a time holds, but at least one."""
+        """Returns the most steps that a time holds, but at least one."""
         rounds = int((seconds - self.end) / (self.every * self.step + self.validation))
         left = seconds - self.end - rounds * (self.every * self.step + self.validation)
         return max(1, rounds * self.every + max(0, min(self.every, int((left - self.validation) / self.step))))
 
 
-class Watch(keras.callbacks.Callback):
-    """Notes when batches of training and of validation end, and stops training when the time is over."""
+class StepTimer(keras.callbacks.Callback):
+    """Times the batches of training and of validation, and stops training when the time is over."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,33 +78,33 @@ class Watch(keras.callbacks.Callback):
         self.began = 0.0  # validation
         self.validated: list[float] = []
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         float((logs or {})["loss"])  # waits for the device
         self.trained.append(time.monotonic())
         if len(self.trained) > LEAST_STEPS and self.trained[-1] - self.trained[0] > MOST_SECONDS:
             self.model.stop_training = True
 
-    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         self.began = time.monotonic()
 
-    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         float((logs or {})["loss"])
         self.validated.append(time.monotonic())
 
 
 def is_timed(run: Run[Settings], plan: Plan) -> bool:
-    """Whether the first steps of a run are timed: there are many, and XLA has compiled them or does not."""
+    """Returns whether the first steps of a run are timed: if there are many, and XLA has compiled them or does not."""
     compiles_later = bool(run.settings.xla) and not plan.of_each_shape()
     return (run.settings.hours is not None or steps_left(run) > SHORTEST) and not compiles_later
 
 
 def steps_left(run: Run[Settings]) -> int:
-    """The steps that a run has before it, by its settings and its newest checkpoint."""
+    """Returns the steps that a run has before it, by its settings and its newest checkpoint."""
     return run.settings.steps - max(checkpoint_steps(run.folder.checkpoints, "state"), default=0)
 
 
 def takes_smaller(run: Run[Settings], found: Estimate) -> bool:
-    """Whether the run takes a smaller model than the one that was timed; the run and its folder are changed then.
+    """Gives the run a smaller model if the one that was timed gets too few steps; returns whether it did.
 
     With `--hours` it does where less than `LEAST_SHARE` of the steps fit that the preset `auto` gives the model, and
     `auto` has a smaller one. The vocabulary and the batches stay, and so does a model that a flag describes.
@@ -156,7 +159,9 @@ def tell_time(run: Run[Settings], found: Estimate) -> bool:
     return run.settings.warmup_steps != before.warmup_steps
 
 
-def estimate(run: Run[Settings], data: Prepared, model: FamilyModel, batches: Any, valid_batches: Any) -> Estimate:
+def estimate(
+    run: Run[Settings], data: Prepared, model: FamilyModel, batches: Batches, valid_batches: Batches
+) -> Estimate:
     """Times the first steps, some batches of validation, and a checkpoint. What these change is put back.
 
     Args:
@@ -165,7 +170,7 @@ def estimate(run: Run[Settings], data: Prepared, model: FamilyModel, batches: An
         model: compiled and built.
         batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
-    settings, task, watch = run.settings, run.task, Watch()
+    settings, task, watch = run.settings, run.task, StepTimer()
     say("timing the first steps")
     with unchanged(model):
         model.fit(
@@ -188,13 +193,13 @@ def estimate(run: Run[Settings], data: Prepared, model: FamilyModel, batches: An
 
 
 def timed_places(plan: Plan, count: int) -> list[Place]:
-    """The first batches, each twice: of a shape that comes for the first time the step is traced or compiled."""
+    """Returns the places of the first batches, each twice: the first step of a shape is traced or compiled."""
     first = accumulate(range(count - 1), lambda place, _: plan.place_after(place), initial=Place())
     return [place for place in first for _ in range(2)]
 
 
 def _recording_seconds(run: Run[Settings], model: FamilyModel) -> float:
-    """How long it takes to write a checkpoint and to draw the curves."""
+    """Times the writing of a checkpoint and of the curves."""
     drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
     history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}
     run.folder.checkpoints.mkdir(exist_ok=True)
@@ -208,7 +213,7 @@ def _recording_seconds(run: Run[Settings], model: FamilyModel) -> float:
 
 
 def shorter_commands(run: Run[Settings]) -> list[str]:
-    """Three commands to copy: a smaller model, fewer steps, and what goes on now.
+    """Returns three commands to copy: a smaller model, fewer steps, and what goes on now.
 
     A run that is fine-tuned has the sizes of its parent, so there are two.
     """
@@ -242,19 +247,19 @@ def _is_asked_for(run: Run[Settings]) -> bool:
 
 
 def _positions(plan: Plan, place: Place) -> int:
-    """The size of a batch, padding included."""
+    """Counts the positions of a batch, padding included."""
     return sum(array.size for array in plan.batch(place).inputs.values())
 
 
 def _mean_positions(plan: Plan) -> float:
-    """The mean size of the batches of the first epoch."""
+    """Returns the mean number of positions of the batches of the first epoch."""
     count = plan.num_batches(0)
     sampled = np.linspace(0, count - 1, min(count, SAMPLED_BATCHES)).astype(int)
     return float(np.mean([_positions(plan, Place(0, int(index))) for index in sampled]))
 
 
 def _seconds_a_position(plan: Plan, ends: list[float]) -> float:
-    """The median over the batches at `timed_places`, the second time of each.
+    """Returns the median seconds a position of the batches at `timed_places`, of the second time of each.
 
     Args:
         plan: the batches.

@@ -18,7 +18,7 @@ import train_on_ray
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.spec import custom_parts
 from keras_transformer.training import run
-from keras_transformer.training.devices import WorkerLost
+from keras_transformer.training.workers import WorkerLost
 from tests.examples.conftest import ROOT, wait
 from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags
@@ -44,7 +44,7 @@ def newest_checkpoint(run: Path) -> int:
 def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, ray_processes, tmp_path) -> None:
     by_hand, run, log = tmp_path / "by_hand", tmp_path / "run", tmp_path / "log"
     flags = [*tiny_flags(tmp_path, by_hand), "--steps", str(STEPS), "--dropout", "0.1"]
-    assert two_workers(tmp_path, (flags, 0)) == [[0, 0]], (tmp_path / "first 0.log").read_text()
+    assert two_workers(tmp_path, flags) == [0, 0], (tmp_path / "first 0.log").read_text()
 
     # A path may be relative to where the program runs, which is not where its workers are.
     flags[flags.index("--out") + 1] = "run"

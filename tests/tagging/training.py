@@ -70,6 +70,6 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
     )
 
 
-def measured(run: Run, data: TaggedText, model) -> dict[str, float]:
+def final_metrics(run: Run, data: TaggedText, model) -> dict[str, float]:
     """The validation loss of the model that the run ends with."""
     return {"val_loss": mean_loss(model, data.valid_plan)}

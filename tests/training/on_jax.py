@@ -4,7 +4,6 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import train
 from keras_transformer.__main__ import main as main_of_package
@@ -35,24 +34,15 @@ def go_on(run: str) -> None:
 
 def resumed() -> None:
     """A run that was stopped within a round, or killed, ends as one that was not."""
-    from keras_transformer.training import callbacks
-    from tests.training.runs import assert_same_end
+    from tests.training.runs import assert_same_end, at_step
 
     flags = "--steps 15 --dropout 0.2 --bleu-sentences 3 --ema 0.9"
     trained(f"{flags} --out whole")
     interrupt("whole", "killed", last_step=15)
     go_on("killed")
     assert_same_end(Path("whole"), Path("killed"), 15)
-    follow = callbacks.Follow.on_train_batch_end
-
-    def follow_and_stop(self: callbacks.Follow, batch: int, logs: Any = None) -> None:
-        follow(self, batch, logs)
-        if self.progress.step == 8:
-            signal.raise_signal(signal.SIGTERM)
-
-    callbacks.Follow.on_train_batch_end = follow_and_stop  # type: ignore[method-assign]
-    trained(f"{flags} --out stopped", 128 + signal.SIGTERM)
-    callbacks.Follow.on_train_batch_end = follow  # type: ignore[method-assign]
+    with at_step(8, lambda _: signal.raise_signal(signal.SIGTERM)):
+        trained(f"{flags} --out stopped", 128 + signal.SIGTERM)
     assert Path("stopped/checkpoints/00000008.state.npz").exists()
     go_on("stopped")
     assert_same_end(Path("whole"), Path("stopped"), 15)

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import pytest
 import train
 from keras_transformer.runs.run_folder import load_model
 from keras_transformer.training import devices, learning
+from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.task import Run
 from tests.graphs import search_eagerly
 
@@ -59,6 +60,21 @@ def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False)
         found = train.main(shlex.split(flags))
     assert found == status, said.getvalue()
     return said.getvalue()
+
+
+@contextlib.contextmanager
+def at_step(step: int, act: Callable[[ProgressCounter], Any]) -> Iterator[None]:
+    """Within it something happens after a step, before what follows it."""
+    count = ProgressCounter.on_train_batch_end
+
+    def changed(self: ProgressCounter, batch: int, logs: Any = None) -> None:
+        count(self, batch, logs)
+        if self.progress.step == step:
+            act(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgressCounter, "on_train_batch_end", changed)
+        yield
 
 
 class Begun(NamedTuple):

@@ -14,17 +14,16 @@ import pytest
 from keras_transformer.core.errors import JobError, RequestError, Stopped
 from keras_transformer.runs.run_folder import MAX_METRICS_BYTES, RunFolder
 from keras_transformer.text.bleu import bleu
-from keras_transformer.training import callbacks
-from keras_transformer.training import records as progress_line
-from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN
-from keras_transformer.training.records import MAX_SAMPLES_BYTES, ProgressLine, Records, read_rows
+from keras_transformer.training import callbacks, records
+from keras_transformer.training.callbacks import BleuMonitor, Interrupt, Progress, ProgressLine, StopOnNaN
+from keras_transformer.training.records import MAX_SAMPLES_BYTES, Records, read_rows
 
 RIGHT = "the cat sat on the mat today"
 
 
 def test_the_time_left_does_not_count_the_first_step_in_which_the_graph_is_traced(capsys, monkeypatch):
     """By a clock that comes to the time of a line with each step."""
-    monkeypatch.setattr(progress_line.time, "monotonic", itertools.count(100, progress_line.LINE_SECONDS).__next__)
+    monkeypatch.setattr(callbacks.time, "monotonic", itertools.count(100, callbacks.LINE_SECONDS).__next__)
     progress = Progress()
     line = ProgressLine(progress, 100)
     for seconds in [20.0, *[0.5] * 9]:
@@ -91,7 +90,7 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
-    for judge, better, worse in ((callbacks.Loss, 2.0, 3.0), (callbacks.Ndcg, 0.3, 0.2)):
+    for judge, better, worse in ((callbacks.ValLossMonitor, 2.0, 3.0), (callbacks.NdcgMonitor, 0.3, 0.2)):
         one = judge(progress := Progress(step=5))
         one.on_epoch_end(0, {judge.name: better})
         progress.step = 6
@@ -119,7 +118,7 @@ def test_training_stops_after_so_many_rounds_that_are_no_better():
         ([RIGHT, RIGHT, RIGHT], 0, False),
     ):
         progress, translate = Progress(), Mock(side_effect=[[answer] for answer in answers])
-        callback = Bleu(progress, translate, ["source"], [RIGHT], patience)
+        callback = BleuMonitor(progress, translate, ["source"], [RIGHT], patience)
         logs: list[dict[str, float]] = [{} for _ in answers]
         model = rounds_of(callback, *logs, step=lambda number, progress=progress: setattr(progress, "step", number))
         assert model.stop_training is stops
@@ -130,13 +129,13 @@ def test_training_stops_after_so_many_rounds_that_are_no_better():
 
 def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
     run, progress = RunFolder(tmp_path), Progress()
-    records = Records(run, progress)
+    kept = Records(run, progress)
 
     def step(number: int) -> None:
         progress.step, progress.tokens = 5 * number, 100 * number
-        records.show(progress.step, f"sample of round {number}")
+        kept.show(progress.step, f"sample of round {number}")
 
-    rounds_of(records, {"loss": 3.0}, {"loss": 2.0, "val_bleu": 4.5}, {"loss": 1.0}, step=step)
+    rounds_of(kept, {"loss": 3.0}, {"loss": 2.0, "val_bleu": 4.5}, {"loss": 1.0}, step=step)
     rows = read_rows(run)
     assert [(row["step"], row["loss"], row["tokens"]) for row in rows] == [(5, 3, 100), (10, 2, 200), (15, 1, 300)]
     assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
@@ -172,7 +171,7 @@ def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_
         raise OSError(28, "No space left on device")
 
     run = RunFolder(tmp_path)
-    monkeypatch.setattr(progress_line, "learning_curves", lambda history: SimpleNamespace(savefig=full))
+    monkeypatch.setattr(records, "learning_curves", lambda history: SimpleNamespace(savefig=full))
     with pytest.raises(OSError, match="No space left") as raised:
         rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
     assert raised.value.filename == str(run.curves)

@@ -36,7 +36,7 @@ def made(labels: np.ndarray, model_class: Any = None, **arguments: Any) -> Any:
     keras.utils.set_random_seed(1)
     if labels.ndim == 1 or labels.shape[1] == 1:
         return (model_class or Encoder)(11, num_labels=3, **SIZES, **arguments)
-    return (model_class or LanguageModel)(11, **SIZES, **arguments)
+    return (model_class or LanguageModel)(11, **{**SIZES, **arguments})
 
 
 def by_numpy(model: Any, labels: np.ndarray, weights: np.ndarray) -> dict[str, float]:
@@ -158,6 +158,20 @@ def test_micro_batches_and_several_steps_an_execution_change_nothing(case):
     told = model.fit(IDS, targets, **options).history["loss"][0], model.evaluate(IDS, targets, **options)
     assert told == pytest.approx((expected, expected), rel=1e-5)
     assert_same(gradient_of_a_step(model, loss, targets, given), once)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="micro-batches are TensorFlow's alone")
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_training_is_with_dropout_and_validation_without(micro_batches):
+    losses = []
+    for dropout in (0.0, 0.5):
+        model = made(TOKENS, dropout=dropout)
+        model.micro_batches = micro_batches
+        model.compile(keras.optimizers.SGD(0.0), OURS, run_eagerly=micro_batches == 1)
+        losses.append([float(model.train_on_batch(IDS, TOKENS)) for _ in range(2)])
+        expected = pytest.approx(by_numpy(model, TOKENS, TOKENS != 0)["loss"], rel=1e-5)
+        assert model.evaluate(IDS, TOKENS, batch_size=7, verbose=0) == expected
+    assert losses[0] == [expected] * 2 and abs(losses[1][0] - losses[1][1]) > 1e-4, "another draw at every step"
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="strategies are TensorFlow's alone")

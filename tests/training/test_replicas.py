@@ -18,7 +18,7 @@ from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models import Transformer
 from keras_transformer.training import devices
-from tests.graphs import nodes_of_a_step
+from tests.graphs import has_a_loop, is_compiled_by_xla, nodes_of_a_step
 from tests.training.replicated import LONG, QUICK, adam, assert_same, batches, mean_loss, model_of, sgd, train
 from tests.training.runs import run_module
 
@@ -57,6 +57,8 @@ def test_adam_in_one_kernel_is_that_of_keras(given):
 def test_all_arguments_of_keras_adam_are_tried():
     named = inspect.signature(keras.optimizers.Adam).parameters.keys() - {"kwargs", "ema_momentum"}
     assert named == {"learning_rate", "beta_1", "beta_2", "epsilon"}.union(*OF_ADAM)
+    papers = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9}
+    assert optimizers.Adam(0.1).get_config().items() >= papers.items(), "by default"
 
 
 def test_metrics_look_at_the_whole_of_the_first_step_after_a_reset():
@@ -76,6 +78,19 @@ def test_an_auxiliary_loss_is_no_part_of_the_loss_that_is_told():
     model.compile(sgd(), SmoothedCrossEntropy(0.1), run_eagerly=True)
     told = model.evaluate(*BATCH[:2], batch_size=12, verbose=0)
     assert model.train_on_batch(*BATCH) == pytest.approx(told, rel=1e-6) and not model.losses
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("jit_compile", [True, False, "auto"])
+def test_a_step_has_a_loop_over_micro_batches_and_what_xla_compiles_where_they_are_asked_for(
+    jit_compile, micro_batches
+):
+    model = Transformer(11, 1, 2, 8, 12)
+    model.micro_batches = micro_batches
+    model.compile(sgd(), SmoothedCrossEntropy(0.0), jit_compile=jit_compile)
+    assert (has_a_loop(model), is_compiled_by_xla(model)) == (micro_batches > 1, jit_compile is True)
+    model.compile(sgd(), SmoothedCrossEntropy(0.0))
+    assert not is_compiled_by_xla(model), "compiled anew, without"
 
 
 def test_nothing_of_a_training_step_is_a_scatter():

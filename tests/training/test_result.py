@@ -85,7 +85,7 @@ KINDS = {
 def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, capsys, bleu_sentences, figures, kind):
     of_weights = {KINDS[name][0]: found for name, found in figures.items()}
     bleu_of = (lambda model: {"val_bleu": of_weights[model.weights][0]}) if bleu_sentences else (lambda model: {})
-    monkeypatch.setattr(translation, "measured", lambda run, data, model: bleu_of(model))
+    monkeypatch.setattr(translation, "final_metrics", lambda run, data, model: bleu_of(model))
     monkeypatch.setattr(result, "_validation_loss", lambda run, data, model, count: of_weights[model.weights][1])
     weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
     assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)

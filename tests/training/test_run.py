@@ -1,6 +1,5 @@
 """A run learns; stopped, killed or extended it ends as one that nobody disturbed, and what it leaves can be used."""
 
-import contextlib
 import json
 import os
 import random
@@ -9,7 +8,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +21,22 @@ from keras_transformer.core.errors import JobError
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.training import timing
-from keras_transformer.training.callbacks import Follow
+from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
 from tests.interrupted import interrupt
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import arrays, assert_same_end, assert_same_model, begun, column, rows, run_module, trained
+from tests.training.runs import (
+    arrays,
+    assert_same_end,
+    assert_same_model,
+    at_step,
+    begun,
+    column,
+    rows,
+    run_module,
+    trained,
+)
 
 # Each word has one translation, so a model that looks at the right word translates everything right.
 DICTIONARY = {"ba": "Ha", "do": "Le", "fi": "Si", "gu": "Vo", "ka": "Zu", "lo": "Wa", "mi": "Te"}
@@ -79,21 +88,6 @@ def test_a_run_learns_to_translate(learned):
     assert perplexity[0] > 1.5 * perplexity[-1] and perplexity[-1] < 1.3
 
 
-@contextlib.contextmanager
-def at_step(step: int, act: Callable[[Follow], Any]) -> Iterator[None]:
-    """Within it something happens after a step, before what follows it."""
-    follow = Follow.on_train_batch_end
-
-    def changed(self: Follow, batch: int, logs: dict | None = None) -> None:
-        follow(self, batch, logs)
-        if self.progress.step == step:
-            act(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Follow, "on_train_batch_end", changed)
-        yield
-
-
 @pytest.fixture(scope="module")
 def straight(folder, tiny) -> str:
     """What is said of a run that nobody disturbed, in the folder `straight`."""
@@ -106,7 +100,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for step, number in (3, signal.SIGINT), (5, signal.SIGTERM):
 
-        def stop(_: Follow, number: int = number) -> None:
+        def stop(_: ProgressCounter, number: int = number) -> None:
             os.kill(os.getpid(), number)
 
         with at_step(step, stop):
@@ -196,7 +190,7 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_model_was_written_en
 def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_with_nor_saved(folder, tiny):
     """The loss of a step is computed before its update, so only the validation tells."""
 
-    def to_nan(follow: Follow) -> None:
+    def to_nan(follow: ProgressCounter) -> None:
         variable = follow.model.trainable_variables[0]
         variable.assign(np.full(variable.shape, np.nan))
 
@@ -243,7 +237,7 @@ def test_what_is_refused_changes_nothing(folder, tiny, straight):
 
 def test_rounds_end_at_multiples_and_at_the_last_step():
     for step in (0, 3, 5, 10, 12):
-        steps = [rounds.steps for rounds in rounds_until(12, step, 5) for _ in range(rounds.num_rounds)]
+        steps = [steps for steps, rounds in rounds_until(12, step, 5) for _ in range(rounds)]
         assert [*np.cumsum([step, *steps])[1:]] == [end for end in (5, 10, 12) if end > step]
 
 

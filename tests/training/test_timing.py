@@ -159,7 +159,7 @@ def test_timed_steps_end_when_there_are_enough_and_the_time_is_over(monkeypatch)
     for seconds, last in (((0, 9, 20.5, 30), 3), ((0, 30), 3), ((0, 1, 2, 3, 20, 21), 6)):
         clock = iter([*seconds, *range(100, 200)])
         monkeypatch.setattr(timing.time, "monotonic", lambda clock=clock: next(clock))
-        watch = timing.Watch()
+        watch = timing.StepTimer()
         watch.set_model(SimpleNamespace(stop_training=False))
         while not watch.model.stop_training:
             watch.on_train_batch_end(0, {"loss": 1.0})

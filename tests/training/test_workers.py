@@ -5,9 +5,6 @@ import json
 import re
 import signal
 import socket
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,8 +12,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from keras_transformer.core.errors import RequestError
-from keras_transformer.training import devices, run
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.training import devices, run, workers
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import run_module, trained
 
@@ -45,7 +42,7 @@ def jobs(log: Path, flags: list[str], last_step: int = 0, count: int = 2) -> lis
     """
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     configs = [json.dumps({"cluster": cluster, "task": task(index)}) if count > 1 else "" for index in range(count)]
-    return [(f"{log} {index}", flags, config, last_step * index, count == 1) for index, config in enumerate(configs)]
+    return [(f"{log} {index}", [*flags], config, last_step * index, count == 1) for index, config in enumerate(configs)]
 
 
 def ended(folder: Path, *rounds: list[Job]) -> list[list[int]]:
@@ -53,11 +50,9 @@ def ended(folder: Path, *rounds: list[Job]) -> list[list[int]]:
     return json.loads(run_module(folder, "tests.training.worker", json.dumps(rounds)))
 
 
-def two_workers(folder: Path, *rounds: tuple[list[str], int]) -> list[list[int]]:
-    """Trains with two workers, with other flags in each round, and returns the exit statuses of each round; the logs
-    are named "first" and "second"."""
-    named = zip(("first", "second"), rounds, strict=False)
-    return ended(folder, *(jobs(folder / name, *of_round) for name, of_round in named))
+def two_workers(folder: Path, flags: list[str]) -> list[int]:
+    """Trains with two workers and returns their exit statuses; the logs are named "first"."""
+    return ended(folder, jobs(folder / "first", flags))[0]
 
 
 def arrays_in(path: Path) -> list[np.ndarray]:
@@ -79,16 +74,18 @@ def place(tmp_path_factory) -> Path:
         first = [*tiny_flags(folder, folder / name), *FLAGS] if begins else ["--resume", "--out", str(folder / name)]
         return jobs(folder / f"{name} {last}", [*first, "--steps", str(last), *more], last_step, count)
 
+    unlike = steps(2, "unlike", 3)
+    unlike[1][1].extend(["--seed", "2"])
     rounds = [
         [
             *steps(2, "together", 4, last_step=3), *steps(1, "workers", 3), *steps(1, "devices", 3),
-            *steps(1, "whole", 11),
+            *steps(1, "whole", 11), *unlike,
         ],
         [*steps(2, "together", 5), *steps(2, "workers", 7), *steps(1, "devices", 7, "--devices", "cpu:2")],
         [*steps(1, "workers", 11), *steps(1, "devices", 11, "--devices", "cpu")],
     ]  # fmt: skip
     statuses, logs = ended(folder, *rounds), sorted(folder.glob("*.log"))
-    expected = [[1, -signal.SIGKILL, 0, 0, 0], [0] * 5, [0] * 2]
+    expected = [[1, -signal.SIGKILL, 0, 0, 0, 2, 2], [0] * 5, [0] * 2]
     assert statuses == expected, "\n".join(f"{path.name}:\n{path.read_text()}" for path in logs)
     return folder
 
@@ -129,107 +126,68 @@ def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeyp
     import tensorflow as tf
 
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": MACHINES, "task": task(1)}))
-    with pytest.raises(tf.errors.InvalidArgumentError), devices.lost_workers():
+    with pytest.raises(tf.errors.InvalidArgumentError), workers.lost_workers():
         raise tf.errors.InvalidArgumentError(None, None, "a shape does not fit")
-    with pytest.raises(devices.WorkerLost), devices.lost_workers():
+    with pytest.raises(workers.WorkerLost), workers.lost_workers():
         raise tf.errors.InternalError(None, None, "Collective ops is aborted by: a peer")
 
 
-@pytest.fixture
-def meet(monkeypatch):
-    """`meet(facts of each worker)` → what each raised, None for nothing; a worker whose facts are None does not come.
-
-    Each worker is a thread.
-    """
-    here = threading.local()
-    monkeypatch.setattr(devices, "_workers", lambda: here.workers)
-
-    def meet(all_facts: list[dict[str, Any] | None], seconds: float = 30) -> list[Exception | None]:
-        addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(len(all_facts)))
-
-        def of_worker(number: int) -> Exception | None:
-            here.workers = devices.Workers(len(addresses), number, addresses)
-            try:
-                if (facts := all_facts[number]) is not None:
-                    devices.meet(facts, seconds)
-            except (RequestError, devices.WorkerLost) as error:
-                return error
-            return None
-
-        with ThreadPoolExecutor(len(all_facts)) as pool:
-            return list(pool.map(of_worker, range(len(all_facts))))
-
-    return meet
+def cluster(monkeypatch, index: int, *addresses: str) -> None:
+    """Makes this process a worker of a cluster."""
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task(index)}))
 
 
-SAME = {"--seed": 1, "--dropout": 0.1, "--norm": "layer", "--clip-norm": None, "text with SHA-256": "ab"}
-
-
-def test_workers_of_the_same_text_and_settings_begin_and_others_are_refused(meet):
-    assert meet([SAME, SAME, SAME]) == [None, None, None]
-    errors = meet([SAME, SAME, {**SAME, "--seed": 2, "text with SHA-256": "cd"}])
-    assert {type(error) for error in errors} == {RequestError} and len({str(error) for error in errors}) == 1
-    assert str(errors[0]) == (
+def test_a_worker_with_another_text_or_other_settings_is_refused_by_all_in_words(place, monkeypatch):
+    for index in (0, 1):
+        log = (place / f"unlike 3 {index}.log").read_text()
+        told = r"^error: worker 1 differs from the chief: --seed 2 \(the chief: 1\), text .*: start all workers"
+        assert re.search(told, log, re.MULTILINE), "the seed draws the text of validation, too"
+        assert "Traceback" not in log
+    assert not (place / "unlike").exists()
+    same = {"--seed": "1", "--clip-norm": "None", "text with SHA-256": "ab"}
+    cluster(monkeypatch, 0, "a:1", "b:1", "c:1")
+    monkeypatch.setattr(workers, "_wait_for_all", Mock())
+    monkeypatch.setattr(workers, "tf", Mock())
+    for facts, told in (
+        (same, ""), ({**same, "--seed": "2", "text with SHA-256": "cd"},
         "worker 2 differs from the chief: --seed 2 (the chief: 1), text with SHA-256 cd (the chief: ab): start all "
-        "workers with the same text and settings"
-    )
+        "workers with the same text and settings"),
+        ({"--seed": "1", "--clip-norm": "None"}, "worker 2 differs from the chief: text with SHA-256 None (the chief: "
+        "ab): start all workers with the same text and settings"),
+    ):  # fmt: skip
+        monkeypatch.setattr(workers, "_facts_of_all", lambda *_, facts=facts: [same, same, facts])
+        with pytest.raises(RequestError, match=f"^{re.escape(told)}$") if told else contextlib.nullcontext():
+            workers.connected(same)
 
 
-def test_who_does_not_come_is_named_when_the_time_is_over(meet):
-    chief, one, _ = meet([SAME, SAME, None], seconds=1)
-    for error in (chief, one):
-        assert type(error) is devices.WorkerLost
-        assert re.fullmatch(r"worker\(s\) 2 \(127.0.0.1:\d+\) did not come in time: .*", str(error))
-    (_, error) = meet([None, SAME], seconds=1)
-    assert re.fullmatch(r"the chief, 127.0.0.1:\d+, did not come in time: .*", str(error))
+def test_who_does_not_come_is_named_when_the_time_is_over_and_a_port_that_is_taken_at_once(monkeypatch):
+    own, gone, other = free_ports(3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()[1]
+        addresses = [f"127.0.0.1:{here}", f"127.0.0.1:{own}", f"127.0.0.1:{gone}", f"[::1]:{other}"]
+        cluster(monkeypatch, 1, *addresses)
+        told = f"worker(s) 2 ({addresses[2]}), 3 ({addresses[3]}) did not come in time: start all workers together"
+        with pytest.raises(workers.WorkerLost, match=f"^{re.escape(told)}$"):
+            workers.connected({}, seconds=0.1)
+        cluster(monkeypatch, 0, *addresses)
+        told = rf"^cannot listen at {addresses[0]}, this worker's address \(Address already in use\)$"
+        with pytest.raises(JobError, match=told):
+            workers.connected({})
 
 
-def test_strangers_that_call_the_chief_are_not_heard_and_hold_nobody_up(meet, monkeypatch):
-    """A silent one stays connected; others say what is no message, end in the middle of one, or say it in parts."""
-    create, silent = socket.create_connection, list[socket.socket]()
-    calls = [
-        b"GET / HTTP/1.1\r\n",
-        b'{"worker": 7, "facts": {}}\n',
-        b"\xff\n",
-        b"[" * 90_000 + b"\n",
-        b'{"worker": 1',
-        b"[",
-    ]
-    calls += [
-        b'{"worker": [1], "facts": {}}\n',
-        b"1" * 90_000 + b"\n",
-        b'{"worker": 1}\n',
-        b"{" * devices.MAX_MESSAGE_BYTES,
-    ]
-
-    def called_by_strangers_first(address: tuple[str, int], **options: Any) -> socket.socket:
-        connection = create(address, **options)
-        if not silent:
-            silent.extend(create(address, **options) for _ in range(devices.MAX_CALLERS + 9))
-        if calls:
-            connection.sendall(calls.pop())
-            connection.shutdown(socket.SHUT_WR)
-        return connection
-
-    monkeypatch.setattr(socket, "create_connection", called_by_strangers_first)
-    monkeypatch.setattr(devices, "BETWEEN_CALLS", 0.01)
-    begin = time.monotonic()
-    assert meet([SAME, SAME], seconds=60) == [None, None] and not calls
-    assert time.monotonic() - begin < devices.MESSAGE_SECONDS
-
-
-def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
+def test_workers_compare_what_must_be_the_same_and_nothing_else(tmp_path, monkeypatch):
     """They may read the text at other places, and have other devices."""
-    met = Mock(side_effect=devices.WorkerLost)
-    monkeypatch.setattr(devices, "meet", met)
+    met = Mock(side_effect=workers.WorkerLost)
+    monkeypatch.setattr(workers, "connected", met)
     monkeypatch.setattr(devices, "configure", lambda *_: None)
+    cluster(monkeypatch, 0, "a:1", "b:1")
     source, target = write_corpus(tmp_path)
     given = {"source": str(source), "target": str(target), "out": str(tmp_path / "run")}
     elsewhere = {"source": str(source.rename(tmp_path / "moved")), "devices": "cpu:2", "threads": 2}
     for more in (elsewhere, {**elsewhere, "seed": 2}, {**elsewhere, "target": elsewhere["source"]}):
-        with pytest.raises(devices.WorkerLost):
+        with pytest.raises(workers.WorkerLost):
             run.train({**given, **more})
-    same, seed, text = (json.loads(json.dumps(call.args[0])) for call in met.call_args_list)
+    same, seed, text = (call.args[0] for call in met.call_args_list)
     assert {name for name in same if same[name] != seed[name]} == {"--seed", "text with SHA-256"}, "it draws, too"
     assert {name for name in same if same[name] != text[name]} == {"text with SHA-256"}
     assert not {"--source", "--devices", "--threads", "--out"} & same.keys()
@@ -251,9 +209,9 @@ def test_workers_are_counted_and_a_cluster_that_is_not_of_workers_alone_is_refus
         (json.dumps({"cluster": MACHINES, "task": task("1"), "environment": "cloud"}), (2, 1)),
     ):  # fmt: skip
         monkeypatch.setenv("TF_CONFIG", config)
-        assert (devices.num_workers(), devices.worker_index()) == expected
+        assert (workers.num_workers(), workers.worker_index()) == expected
     for config in ("{", "[" * 100_000, *map(json.dumps, NO_WORKERS)):
         monkeypatch.setenv("TF_CONFIG", config)
-        for ask in (devices.num_workers, devices.worker_index):
+        for ask in (workers.num_workers, workers.worker_index):
             with pytest.raises(RequestError, match="^`TF_CONFIG` must name workers alone, .* Received: "):
                 ask()

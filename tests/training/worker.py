@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import keras_transformer.models.transformer as transformer
 import train
-from keras_transformer.training import callbacks, learning
-from tests.training.runs import eagerly
+from keras_transformer.training import learning
+from tests.training.runs import at_step, eagerly
 
 IMPORTED = keras, tf, transformer, learning
 SECONDS = 600  # after which a process is killed
@@ -27,16 +27,13 @@ SECONDS = 600  # after which a process is killed
 
 def trained(flags: list[str], last_step: int, is_eager: bool) -> int:
     """Trains; returns the exit status."""
-    follow = callbacks.Follow.on_train_batch_end
-
-    def follow_and_die(self: callbacks.Follow, batch: int, logs: Any = None) -> None:
-        follow(self, batch, logs)
-        if self.progress.step == last_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
-    with eagerly() if is_eager else contextlib.nullcontext():
+    with eagerly() if is_eager else contextlib.nullcontext(), at_step(last_step, lambda _: die()):
         return train.main(flags)
+
+
+def die() -> None:
+    """Ends the process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def forked(name: str, flags: list[str], tf_config: str, last_step: int, is_eager: bool = False) -> int:

@@ -17,7 +17,7 @@ from keras_transformer.tasks.classification.settings import Settings
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.callbacks import Loss
+from keras_transformer.training.callbacks import ValLossMonitor
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
 
@@ -91,10 +91,10 @@ def validation(
     run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by the validation loss."""
-    return [Loss(progress, run.settings.patience)]
+    return [ValLossMonitor(progress, run.settings.patience)]
 
 
-def measured(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
+def final_metrics(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
     found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
     right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))

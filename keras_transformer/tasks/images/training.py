@@ -98,7 +98,7 @@ def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
         np.savez_compressed(aside, images=valid.images[kept], labels=valid.labels[kept])
 
 
-def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
+def final_metrics(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
     found = Recognizer(model, data.labels).classify(data.valid.images)
     right = sum(one.label == data.labels[label] for one, label in zip(found, data.valid.labels, strict=True))

@@ -27,7 +27,7 @@ from keras_transformer.text.feeding import Plan
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
-from keras_transformer.training.callbacks import Loss
+from keras_transformer.training.callbacks import ValLossMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
@@ -118,10 +118,14 @@ def validation(
 ) -> list[keras.callbacks.Callback]:
     """A text that the model draws or answers, and early stopping by the validation loss."""
     sample = _sampling(run, data, model)
-    return [Loss(progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None)]
+    return [
+        ValLossMonitor(
+            progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None
+        )
+    ]
 
 
-def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, float]:
+def final_metrics(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a token."""
     return {"val_loss": mean_loss(model, data.valid_plan)}
 

@@ -72,6 +72,6 @@ def _rows(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> Masked
     return MaskedRows(ids, max_length)
 
 
-def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
+def final_metrics(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a masked piece."""
     return {"val_loss": mean_loss(model, data.valid_plan)}

@@ -22,7 +22,7 @@ from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.callbacks import Ndcg
+from keras_transformer.training.callbacks import NdcgMonitor
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
@@ -198,10 +198,10 @@ def validation(
     run: Run, data: Histories, model: SequenceEncoder, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by NDCG."""
-    return [Ndcg(progress, run.settings.patience)]
+    return [NdcgMonitor(progress, run.settings.patience)]
 
 
-def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
+def final_metrics(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
     """Recall and NDCG of the model that the run ends with."""
     found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)
     return {f"val_{name}": value for name, value in found.items()}

@@ -17,7 +17,7 @@ from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.bleu import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.training.callbacks import Bleu, Loss
+from keras_transformer.training.callbacks import BleuMonitor, ValLossMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.preparation import Text, Tokenizers, prepare_text
 from keras_transformer.training.task import Run
@@ -77,14 +77,14 @@ def validation(
     """BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is judged."""
     settings = run.settings
     if not settings.bleu_sentences:
-        return [Loss(progress)]
+        return [ValLossMonitor(progress)]
     if not (run.is_chief or settings.patience):
         return []
     sources, references = data.bleu_sentences(settings.bleu_sentences)
-    return [Bleu(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
+    return [BleuMonitor(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
 
 
-def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
+def final_metrics(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     """BLEU of the model that the run ends with, counted as while training."""
     if not run.settings.bleu_sentences:
         return {}
