@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking.answers import Ranking, Seen
 from keras_transformer.checking.certificate_texts import Texts, valid
-from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS, Signature
+from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS, Ranking, ReferenceOutputs, Signature
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ class ExpectedArrays(Expected):
         self,
         signature: type[Signature],
         texts: Texts,
-        seen: Sequence[Seen],
+        seen: Sequence[ReferenceOutputs],
         inputs: Sequence[Input],
         names: Sequence[str] = (),
         first: int = 0,
@@ -156,15 +155,15 @@ def distance(one: Sequence[float], other: np.ndarray) -> float:
 def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts) -> ExpectedArrays:
     """What a model gives that does not search."""
     first, context = (getattr(pipeline.model, name, 0) for name in ("num_control_ids", "context_length"))
-    seen, inputs = signature.seen(pipeline, texts), signature.inputs(pipeline, texts)
+    seen, inputs = signature.reference_outputs(pipeline, texts), signature.inputs(pipeline, texts)
     tokenizer = next(iter(pipeline.tokenizers), None)
     return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer, context)
 
 
-def restored(stored: Sequence[Config], texts: Sequence[Input]) -> tuple[list[Seen], list[Input]]:
+def restored(stored: Sequence[Config], texts: Sequence[Input]) -> tuple[list[ReferenceOutputs], list[Input]]:
     """Reads what `ExpectedArrays.stored` gave for texts: what the model gave, and what an artefact of ids is given."""
     seen = [
-        Seen(
+        ReferenceOutputs(
             [
                 Ranking({choice: float(number) for choice, number in each["choices"]}, float(each["others"]))
                 for each in one["rankings"]

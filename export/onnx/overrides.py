@@ -101,7 +101,7 @@ def first_beams(r: Tracer, state: Nest) -> Nest:
     )
 
 
-def follow(r: Tracer, cache: Nest, beams: SymbolicTensor) -> Nest:
+def reorder_cache(r: Tracer, cache: Nest, beams: SymbolicTensor) -> Nest:
     """Moves what beams keep with the beams; of keys that they share, only notes which a beam sees."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
@@ -221,7 +221,7 @@ def gather_beams(r: Tracer, values: SymbolicTensor, beams: Operand) -> SymbolicT
 OVERRIDES: dict[str, Write] = {
     write.__name__: write
     for write in (
-        product, embedding_lookup, by_position, projected_heads, position_axis, first_beams, follow, empty_cache,
+        product, embedding_lookup, by_position, projected_heads, position_axis, first_beams, reorder_cache, empty_cache,
         extended, cached_positions, key_positions, extended_ring, ring_of, ring_positions, cache_mask, seen_softmax,
         gather_beams,
     )

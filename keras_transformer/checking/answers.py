@@ -17,7 +17,7 @@ DIVISIONS = 8  # how many ways to divide a text into pieces are compared with wh
 Ids = tuple[int, ...]
 
 
-class Known(NamedTuple):
+class ReferenceAnswer(NamedTuple):
     """A hypothesis of the model."""
 
     ids: Ids  # with its end, unless it was cut
@@ -25,17 +25,17 @@ class Known(NamedTuple):
     score: float
 
 
-class Begun(NamedTuple):
+class SearchStart(NamedTuple):
     """A search for one text that has not taken a step.
 
     Args:
         step, cache: the step and cache of the model.
-        num_read: how many positions a prompt has that stands before what is emitted.
+        prompt_length: how many positions a prompt has that stands before what is emitted.
     """
 
     step: Step
     cache: Cache
-    num_read: int = 0
+    prompt_length: int = 0
 
 
 class Vocabularies:
@@ -66,7 +66,7 @@ class Vocabularies:
         yield from self.target.divisions(text, DIVISIONS)
 
 
-class Searched(ABC):
+class ReferenceSearch(ABC):
     """What a model that searches answers to texts, each by its place."""
 
     vocabularies: Vocabularies
@@ -76,7 +76,7 @@ class Searched(ABC):
     has_model = True  # whether any answer can be scored
 
     @abstractmethod
-    def hypotheses(self) -> list[list[Known]]:
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
         """The hypotheses of each text, the best first."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Searched(ABC):
         """log P of these ids as answers to the texts at these places; NaN if nobody can say."""
 
     @abstractmethod
-    def begun(self, place: int) -> Begun | None:
+    def search_start(self, place: int) -> SearchStart | None:
         """The search for a text; None if the model is not there."""
 
 
@@ -137,7 +137,7 @@ class Ranking(NamedTuple):
         return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
 
 
-class Seen(NamedTuple):
+class ReferenceOutputs(NamedTuple):
     """What the model gives for a text: a ranking, or one for each place; and a vector (D,)."""
 
     rankings: list[Ranking]

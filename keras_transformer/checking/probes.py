@@ -148,7 +148,7 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Any) -> li
         sources = [*dict.fromkeys([*sources, *short(translator, made_sentences(translator))])]
     search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
     found = zip(sources, translator.search_ids(sources, search), strict=True)
-    return surest(
+    return by_largest_margin(
         (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))
         for ids, [best, *others] in found
     )
@@ -159,7 +159,7 @@ def answers_of(hypotheses: Iterable[Any]) -> list[Answer]:
     return [Answer(list(one.ids), one.log_prob) for one in hypotheses]
 
 
-def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
+def by_largest_margin(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
     """The probes with the widest gaps between their best and their second best score."""
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 

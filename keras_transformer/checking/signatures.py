@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Searched, Seen
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, long_texts, odd_texts
+from keras_transformer.checking.signatures import ReferenceOutputs, ReferenceSearch
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
@@ -37,17 +37,17 @@ Outputs = dict[str, Tensor]
 Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
 
-def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
+def valid_ids(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
     """Replaces ids that the vocabulary lacks by unknown; cuts rows of more than `max_length` pieces, and ends them."""
-    ids = known(ids, vocabulary_size)[:, : max_length + 1]
+    ids = known_ids(ids, vocabulary_size)[:, : max_length + 1]
     last = ops.arange(ops.shape(ids)[1]) == max_length
     return ops.where(last & (ids != PAD), END, ids)
 
 
-def known(ids: Tensor, vocabulary_size: int) -> Tensor:
+def known_ids(ids: Tensor, vocabulary_size: int) -> Tensor:
     """Ids (B, S), without pad in front of them; those that the vocabulary lacks are replaced by unknown."""
     begun = ops.cumsum(ops.cast(ids != PAD, "int32"), axis=1)  # (B, S) 0 in front of the first id
-    ids = moved(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
+    ids = rows_from(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
     return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
 
 
@@ -57,7 +57,7 @@ def with_a_column(ids: Tensor) -> Tensor:
     return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
-def moved(ids: Tensor, starts: Tensor) -> Tensor:
+def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
     """Rows (B, S) from their starts (B,) on, then pad."""
     width = ops.shape(ids)[1]
     places = ops.arange(width, dtype="int32") + starts[:, None]
@@ -220,12 +220,12 @@ class Signature:
         raise NotImplementedError
 
     @classmethod
-    def seen(cls, pipeline: Any, texts: Sequence[object]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Any, texts: Sequence[object]) -> list[ReferenceOutputs]:
         """What a model answers to texts that does not search."""
         raise NotImplementedError
 
     @classmethod
-    def searched(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> Searched:
+    def reference_search(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
         """What a model answers to texts that searches."""
         raise NotImplementedError
 
@@ -292,7 +292,7 @@ class Searching(Signature):
         raise NotImplementedError
 
 
-def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:
+def likeliest_labels(labels: Sequence[str], probabilities: Tensor) -> Tensor:
     """The likeliest label (B,) of probabilities (B, C)."""
     # Keras's own `argmax` takes bits, which LiteRT cannot.
     return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))

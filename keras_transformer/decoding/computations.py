@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer import ops
-from keras_transformer.decoding.prompts import Prompted, num_read
+from keras_transformer.decoding.computations import PromptForcing, prompt_length
 from keras_transformer.ops import Tensor
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.search.logits import as_one, labels_as_one
-from keras_transformer.search.loop import Cache, Step, sample
+from keras_transformer.search.loop import Cache, Step, merge_end_ids, merge_end_labels
+from keras_transformer.search.sampling import sample
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import PAD
 
@@ -47,7 +47,7 @@ class Search:
             beginning,
             self.n_best,
             num_control_ids=model.num_control_ids,
-            num_read=num_prompted,
+            prompt_length=num_prompted,
             index=index,
         )
 
@@ -81,7 +81,7 @@ class Sampling:
         )
 
 
-def decoding_of(options: SearchOptions) -> Search | Sampling:
+def search_or_sampling(options: SearchOptions) -> Search | Sampling:
     """The search, or the drawing, that the options ask for."""
     if options.sampling:
         return Sampling(options.n_best, options.temperature, options.top_k, options.top_p)
@@ -124,8 +124,8 @@ class TextLogProbs:
 
     def run(self, model: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
         """log P (B,) of the labels (B, T) that follow the ids (B, T)."""
-        logits = as_one(model({"ids": ids}, training=False), model.end_ids)
-        return (log_probs_of(logits, labels_as_one(labels, model.end_ids)),)
+        logits = merge_end_ids(model({"ids": ids}, training=False), model.end_ids)
+        return (log_probs_of(logits, merge_end_labels(labels, model.end_ids)),)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,9 @@ class Start(NamedTuple):
     step: Step
     cache: Cache
     prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
-    num_read: Tensor | None  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
+    prompt_length: (
+        Tensor | None
+    )  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
     position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
 
 
@@ -228,8 +230,8 @@ def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_bea
     """
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):
-        prompted = Prompted(model, source_ids[:, :1], prefix_ids)
+        prompted = PromptForcing(model, source_ids[:, :1], prefix_ids)
         cache, index = prompted.read(num_beams, max_length)
-        return Start(prompted.step, cache, None, num_read(prefix_ids), index)
+        return Start(prompted.step, cache, None, prompt_length(prefix_ids), index)
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
     return Start(model.step, cache, prefix_ids, None, None)

@@ -15,10 +15,9 @@ from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
-from keras_transformer.decoding.computations import decoding_of
+from keras_transformer.decoding.computations import search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.onnx_models import Halves
-from keras_transformer.decoding.onnx_sessions import open_session, run, runtime_of
+from keras_transformer.decoding.onnx_graphs import EncoderStepModel, open_session, run, runtime_of
 from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, longest, penalty, require
@@ -66,7 +65,7 @@ class OnnxDecoder(Decoder):
         self._sessions: dict[Path, Any] = {}
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
-        self._halves: Any = Halves(self._session, {"num_control_ids": self.config["num_control_ids"]})
+        self._halves: Any = EncoderStepModel(self._session, {"num_control_ids": self.config["num_control_ids"]})
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
@@ -143,7 +142,7 @@ class OnnxDecoder(Decoder):
         """What a search in NumPy finds, or sampling draws."""
         self._require_checked("step")
         with ops.on(ops.NUMPY):
-            return decoding_of(options).run(self._halves, *arrays, *uniforms)
+            return search_or_sampling(options).run(self._halves, *arrays, *uniforms)
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
         raise RequestError(

@@ -14,7 +14,7 @@ from keras_transformer import ops
 from keras_transformer.checking.probes import ComputedProbe, ProbesFile, check_computed, once
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.computations import TextLogProbs
-from keras_transformer.decoding.onnx_sessions import open_session, run, runtime_of
+from keras_transformer.decoding.onnx_graphs import open_session, run, runtime_of
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.search.loop import Cache
 from keras_transformer.spec.options import Config
@@ -58,7 +58,7 @@ class SteppedModel:
         return [argument for argument in self._session_of("step").get_inputs() if argument.name.startswith("past_")]
 
 
-class Halves(SteppedModel):
+class EncoderStepModel(SteppedModel):
     """A translator in two graphs, encoder and step."""
 
     def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:

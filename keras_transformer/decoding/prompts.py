@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
-from keras_transformer.search.logits import NONE
-from keras_transformer.search.loop import Cache, at
+from keras_transformer.search.loop import NONE, Cache, at
 from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 
-class Prompted:
+class PromptForcing:
     """A language model that reads prompts before it goes on, whatever the search emits.
 
     While it reads, the search can emit a placeholder alone, of the probability 1: the first id of text. So only what
@@ -62,10 +61,10 @@ class Prompted:
 
 
 def _own(cache: Cache) -> Cache:
-    """The model's own part of a cache of `Prompted`."""
+    """The model's own part of a cache of `PromptForcing`."""
     return {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
 
 
-def num_read(prompt_ids: Tensor) -> Tensor:
+def prompt_length(prompt_ids: Tensor) -> Tensor:
     """(B,) int32 How many ids prompts (B, P) have, padded with 0."""
     return ops.sum(ops.cast(prompt_ids != PAD, "int32"), axis=-1)

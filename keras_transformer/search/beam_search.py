@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
-from keras_transformer.search.logits import NONE
 from keras_transformer.search.loop import (
+    NONE,
     Bounds,
     Cache,
     Step,
@@ -68,7 +68,7 @@ class Candidates(NamedTuple):
 def beam_search(
     step: Step, cache: Cache, limits: Tensor, num_beams: int = 4, length_penalty: float = 0.6,
     max_length: int | Tensor | None = None, prefix_ids: Tensor | None = None, n_best: int | None = None,
-    index_dtype: str | None = None, num_control_ids: int = 4, num_read: Tensor | None = None,
+    index_dtype: str | None = None, num_control_ids: int = 4, prompt_length: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
@@ -83,7 +83,7 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        num_read: (B,) the length of the prompt in front, see `decoding.prompts.Prompted`; |y| leaves them out.
+        prompt_length: (B,) the length of the prompt in front, see `decoding.computations.PromptForcing`; |y| leaves them out.
         index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
 
     Returns:
@@ -91,7 +91,7 @@ def beam_search(
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
-    bounds = fit(limits, max_length, prefix_ids, index_dtype or ops.integers(), num_read)
+    bounds = fit(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
 
     def advance(state: BeamState, bounds: Bounds) -> BeamState:
         logits, cache = step(state.token_ids, state.cache, state.index)
@@ -246,7 +246,7 @@ def best_hypotheses(state: BeamState, bounds: Bounds, length_penalty: float) -> 
 
 def counted(bounds: Bounds, tokens: Tensor) -> Tensor:
     """|y| of hypotheses of so many tokens, () or (B, 1): those behind the prompt; 1 while the prompt is read."""
-    return tokens if bounds.num_read is None else ops.maximum(tokens - bounds.num_read[:, None], 1)
+    return tokens if bounds.prompt_length is None else ops.maximum(tokens - bounds.prompt_length[:, None], 1)
 
 
 def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:

@@ -14,7 +14,7 @@ from keras_transformer.ops import Tensor
 NONE = -1e30
 
 
-def as_one(logits: Tensor, ids: int | Sequence[int]) -> Tensor:
+def merge_end_ids(logits: Tensor, ids: int | Sequence[int]) -> Tensor:
     """Logits in which the first of some ids stands for all: its probability is their sum, and the others have none.
 
     Args:
@@ -34,7 +34,7 @@ def as_one(logits: Tensor, ids: int | Sequence[int]) -> Tensor:
     return ops.where(vocabulary == first, summed, ops.where(np.isin(vocabulary, others), NONE, logits))
 
 
-def labels_as_one(labels: Tensor, ids: int | Sequence[int]) -> Tensor:
+def merge_end_labels(labels: Tensor, ids: int | Sequence[int]) -> Tensor:
     """Labels (..., T) with the first of some ids in the place of all."""
     first, *others = np.atleast_1d(ids).tolist()
     for other in others:

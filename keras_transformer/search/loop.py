@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
-from keras_transformer.search.logits import NONE
+from keras_transformer.search.loop import NONE
 from keras_transformer.spec.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -81,7 +81,7 @@ def run_loop(
 
 
 def read_before(ids: Tensor, index: Tensor | None, num_control_ids: int) -> Tensor:
-    """Ids (B, K, L) with placeholders at the positions before `index`, which were read, see `Prompted`; None: none."""
+    """Ids (B, K, L) with placeholders at the positions before `index`, which were read, see `PromptForcing`; None: none."""
     if index is None:
         return ids
     placeholder = ops.cast(num_control_ids, ids.dtype)
@@ -94,18 +94,20 @@ class Bounds(NamedTuple):
     limits: Tensor  # (B,) the most tokens to emit, at most L
     max_length: int | Tensor  # L, at least 1, so that an end id has room
     prefix_ids: Tensor | None  # (B, P) what it emits first
-    num_read: Tensor | None = None  # (B,) tokens of the prompt, which no length counts
+    prompt_length: Tensor | None = None  # (B,) tokens of the prompt, which no length counts
 
 
 def fit(
-    limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str, num_read: object = None
+    limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str, prompt_length: object = None
 ) -> Bounds:
     """The bounds of a loop; L is by default the largest limit."""
     if max_length is None:
         max_length = ops.maximum(ops.max(limits), 1)
     limits = ops.cast(ops.minimum(limits, max_length), dtype)
-    prefix_ids, num_read = (None if each is None else ops.cast(each, dtype) for each in (prefix_ids, num_read))
-    return Bounds(limits, max_length, prefix_ids, num_read)
+    prefix_ids, prompt_length = (
+        None if each is None else ops.cast(each, dtype) for each in (prefix_ids, prompt_length)
+    )
+    return Bounds(limits, max_length, prefix_ids, prompt_length)
 
 
 def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control_ids: int = 4) -> Tensor:

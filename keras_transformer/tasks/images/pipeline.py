@@ -13,9 +13,10 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
 from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.models.classifiers import ImageClassifier
 from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, load_model, read_config, write_run
 from keras_transformer.spec.search_options import require_whole
