@@ -24,7 +24,7 @@ import numpy as np
 import keras_transformer
 from benchmarks.contest import check_picture, print_head, print_row
 from keras_transformer.core.errors import RequestError, exit_status
-from keras_transformer.decoding.pipelines import Attention, Tokens
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator

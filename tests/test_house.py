@@ -61,7 +61,7 @@ spec ops layers models search losses metrics schedules
 ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 # The export builds graphs; this module runs them, where it is asked to.
-RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_sessions")
+RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_graphs")
 
 
 class Import(NamedTuple):
@@ -209,7 +209,7 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
 THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
-        "decoding/pipelines", "decoding/onnx_decoder", "decoding/onnx_models", "importing/layouts", "importing/t5",
+        "decoding/pipelines", "decoding/onnx_decoder", "decoding/onnx_graphs", "importing/layouts", "importing/t5",
         "layers/score", "models/transformer", "plots/page",
     )),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import processes
-from keras_transformer.decoding.processes import apart
+from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.models import Transformer
 from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.spec import custom_parts, options, part_registry
@@ -156,7 +156,7 @@ def is_known() -> bool:
 def test_processes_of_a_command_import_the_modules_too(place, monkeypatch):
     assert not is_known()
     monkeypatch.setenv(custom_parts.VARIABLE, "my_parts")
-    assert apart(is_known)
+    assert run_in_subprocess(is_known)
     monkeypatch.setattr(processes, "_decoder", None)
     opened = processes._answer(lambda: SimpleNamespace(knew=is_known()), lambda decoder: decoder.knew)  # type: ignore
     assert opened and is_known()

@@ -23,11 +23,11 @@ from export.exporting import write_artefacts
 from keras_transformer.commands.graph_cache import write_with_probes
 from keras_transformer.core import errors
 from keras_transformer.core.lazy import tf
-from keras_transformer.decoding import onnx_decoder, onnx_sessions
+from keras_transformer.decoding import onnx_decoder, onnx_graphs
 from keras_transformer.decoding.computations import Fills, LabelProbs
 from keras_transformer.decoding.keras_decoder import full_float32
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.onnx_models import OnnxComputations
+from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.tasks.classification.pipeline import classifier_of
@@ -165,7 +165,7 @@ def test_the_last_thread_that_needs_all_bits_restores_tensor_float_32():
 def test_sessions_are_opened_once_whoever_asks_and_a_search_on_a_gpu_leaves_the_threads_to_others(on_onnx, monkeypatch):
     """A decoder of a large graph divides its threads among batches when it first gets several."""
     monkeypatch.setattr(onnx_decoder, "LARGE_BYTES", 1)
-    monkeypatch.setattr(onnx_decoder, "open_session", opened := Mock(side_effect=onnx_sessions.open_session))
+    monkeypatch.setattr(onnx_decoder, "open_session", opened := Mock(side_effect=onnx_graphs.open_session))
     other, texts = on_onnx("translation"), [text(place) for place in range(COUNT)]
     shared = package.Translator(OnnxDecoder(other.decoder.graphs, 4), *other.tokenizers)
     found = together(lambda place: shared.translate(texts if place % 2 else texts[0]))

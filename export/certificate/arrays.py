@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking.answers import Ranking, Seen
-from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS, Signature
+from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS, Ranking, ReferenceOutputs, Signature
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.spec.options import Config
 from keras_transformer.text.sentences import Texts, valid
@@ -37,7 +36,7 @@ class ExpectedArrays(Expected):
         self,
         signature: type[Signature],
         texts: Texts,
-        seen: Sequence[Seen],
+        seen: Sequence[ReferenceOutputs],
         inputs: Sequence[object],
         names: Sequence[str] = (),
         first: int = 0,
@@ -156,7 +155,7 @@ def distance(one: Sequence[float], other: np.ndarray) -> float:
 def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts) -> ExpectedArrays:
     """What a model gives that does not search."""
     first, context = (getattr(pipeline.model, name, 0) for name in ("num_control_ids", "context_length"))
-    seen, inputs = signature.seen(pipeline, texts), signature.inputs(pipeline, texts)
+    seen, inputs = signature.reference_outputs(pipeline, texts), signature.inputs(pipeline, texts)
     tokenizer = next(iter(pipeline.tokenizers), None)
     return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer, context)
 
@@ -180,7 +179,7 @@ def stored_arrays(
         stored: what `ExpectedArrays.stored` gave.
     """
     seen = [
-        Seen(
+        ReferenceOutputs(
             [
                 Ranking({choice: float(number) for choice, number in each["choices"]}, float(each["others"]))
                 for each in one["rankings"]

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking.answers import Ids, Known, Searched, Vocabularies
 from keras_transformer.checking.probes import NUM_PROBES, as_json, chosen_probes, device_name
-from keras_transformer.checking.signatures import Searching
+from keras_transformer.checking.signatures import Ids, ReferenceAnswer, ReferenceSearch, Searching, Vocabularies
 from keras_transformer.core import task_registry
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.machine import num_cores
@@ -77,7 +76,7 @@ def stored(expected: Sequence[Expected]) -> Config:
     }
 
 
-class StoredSearch(Searched):
+class StoredSearch(ReferenceSearch):
     """What a certificate keeps of a model that searches, where the model is not there.
 
     Args:
@@ -95,9 +94,9 @@ class StoredSearch(Searched):
         self.beginning = beginning
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
 
-    def hypotheses(self) -> list[list[Known]]:
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
         return [
-            [Known(tuple(each["ids"]), each["text"], each["score"]) for each in one["hypotheses"]]
+            [ReferenceAnswer(tuple(each["ids"]), each["text"], each["score"]) for each in one["hypotheses"]]
             for one in self._stored
         ]
 
@@ -116,7 +115,7 @@ class StoredSearch(Searched):
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         return [math.nan] * len(rows)
 
-    def begun(self, place: int) -> None:
+    def search_start(self, place: int) -> None:
         return None
 
 
@@ -330,7 +329,7 @@ def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: S
     """What a run's model gives, if it searches so."""
     if not issubclass(run.signature, Searching):
         return expected_arrays(run.signature, run.pipeline, texts)
-    answers = run.signature.searched(run.pipeline, texts, decoding)
+    answers = run.signature.reference_search(run.pipeline, texts, decoding)
     return ExpectedSearch(run.signature, texts, answers, decoding, references)
 
 

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking.answers import Begun
-from keras_transformer.checking.signatures import Signature
+from keras_transformer.checking.signatures import SearchStart, Signature
 from keras_transformer.search import beam_search, loop
-from keras_transformer.search.loop import permit
+from keras_transformer.search.loop import mask_forbidden
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import Decoding
 from keras_transformer.text.sentences import Texts
@@ -32,7 +31,7 @@ class Choice(NamedTuple):
 
 
 def narrowest_choice(
-    begun: Begun,
+    start: SearchStart,
     limit: int,
     ids: tuple[int, ...],
     decoding: Decoding,
@@ -42,7 +41,7 @@ def narrowest_choice(
     """Finds the step at which the search came closest to losing the translation that it found.
 
     Args:
-        begun: the search for one sentence.
+        start: the search for one sentence.
         limit: the most ids to emit.
         ids: the translation that the model's search found, behind a placeholder for each id of a prompt.
         decoding: how the search ran.
@@ -55,11 +54,13 @@ def narrowest_choice(
     """
     num_beams, narrowest = decoding.num_beams, Choice(math.inf, 0)
     prefix_ids = np.array([beginning], "int32") if beginning else None
-    bounds = loop.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([begun.num_read], "int32"))
-    state = beam_search.start_beams(begun.cache, bounds, num_beams, decoding.num_listed)
+    bounds = loop.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([start.prompt_length], "int32"))
+    state = beam_search.start_beams(start.cache, bounds, num_beams, decoding.num_listed)
     for index, id in enumerate(ids):
-        logits, cache = begun.step(state.token_ids, state.cache, state.index)  # (1, K, V)
-        log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index, num_control_ids)
+        logits, cache = start.step(state.token_ids, state.cache, state.index)  # (1, K, V)
+        log_probs = mask_forbidden(
+            ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index, num_control_ids
+        )
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]

@@ -81,7 +81,7 @@ class GreedySearch:
         token_ids = np.full(len(ids), START, "int32")
         if not self.encoders and not self.task["has_start"]:
             token_ids, read = np.where(ids[:, 0] == PAD, START, ids[:, 0]), ids[:, 1:]
-        num_read, limits = np.sum(read != PAD, axis=1), self.limits(read, memory)
+        prompt_length, limits = np.sum(read != PAD, axis=1), self.limits(read, memory)
         longest = max([1, *limits])
         emitted = np.full((len(limits), longest), PAD, "int32")  # with what was read before it
         done, log_prob = limits == 0, np.zeros(len(limits), "float32")
@@ -97,7 +97,7 @@ class GreedySearch:
             logits, *past = run_bound(self.step, binding, inputs, places).values()
             forced = self.task["beginning"][index : index + 1]
             token_ids, gained = likeliest(logits.numpy()[:, 0], self.task["num_control_ids"], forced)
-            reads = index < num_read
+            reads = index < prompt_length
             if reads.any():
                 token_ids = np.where(reads, read[:, min(index, read.shape[1] - 1)], token_ids)
             emitted[:, index] = np.where(done, emitted[:, index], token_ids)
@@ -105,7 +105,7 @@ class GreedySearch:
             done |= ~reads & (token_ids == END) | (index + 1 >= limits)
             if done.all():
                 break
-        rows = [row[count:][row[count:] != PAD] for row, count in zip(emitted, num_read, strict=True)]
+        rows = [row[count:][row[count:] != PAD] for row, count in zip(emitted, prompt_length, strict=True)]
         lengths = np.array([*map(len, rows)])
         ids = np.full((len(rows), max([1, *lengths])), PAD, "int32")
         for row, some in zip(ids, rows, strict=True):
@@ -126,8 +126,8 @@ class GreedySearch:
         most = self.task["max_length"] or MOST
         if self.encoders:
             return np.minimum(memory.pop("limit").numpy(), most)
-        num_read = np.sum(read != PAD, axis=1).astype("int64")
-        return np.minimum(num_read + most, self.task["context"]).astype("int32")
+        prompt_length = np.sum(read != PAD, axis=1).astype("int64")
+        return np.minimum(prompt_length + most, self.task["context"]).astype("int32")
 
 
 def on_device(array: np.ndarray, device: str = "cpu") -> onnxruntime.OrtValue:

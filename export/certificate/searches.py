@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer.checking.answers import Ids, Searched
-from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, surest
-from keras_transformer.checking.signatures import Signature
+from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, by_largest_margin
+from keras_transformer.checking.signatures import Ids, ReferenceSearch, Signature
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import Decoding
@@ -45,7 +44,7 @@ class ExpectedSearch(Expected):
         self,
         signature: type[Signature],
         texts: Texts,
-        model: Searched,
+        model: ReferenceSearch,
         decoding: Decoding,
         references: Sequence[str] | None = None,
     ):
@@ -82,12 +81,13 @@ class ExpectedSearch(Expected):
         return self.model.limit(place)
 
     def narrowest_choice(self, place: int) -> Choice | None:
-        begun = self.model.begun(place)
-        if begun is None:
+        start = self.model.search_start(place)
+        if start is None:
             return None
-        limit, control = begun.num_read + self.limit(place), self.num_control_ids
-        ids = (*[control] * begun.num_read, *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
-        return narrowest_choice(begun, limit, ids, self.decoding, control, self.beginning)
+        limit, control = start.prompt_length + self.limit(place), self.num_control_ids
+        # While it reads a prompt, it emits placeholders.
+        ids = (*[control] * start.prompt_length, *self.hypotheses[place][0].ids)
+        return narrowest_choice(start, limit, ids, self.decoding, control, self.beginning)
 
     def sizes(self) -> dict[str, int]:
         return {"n": self.decoding.num_listed}
@@ -161,7 +161,7 @@ class ExpectedSearch(Expected):
     def probes(self, places: Iterable[int]) -> list[Probe]:
         """The short texts at these places whose best hypothesis leads by most: see `chosen_probes`."""
         short = [place for place in places if 1 < len(self.ids(place)) <= MOST_PIECES + 1]
-        return surest(
+        return by_largest_margin(
             (
                 best.score - (others[0].score if others else 0.0),
                 Probe(

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, permitted, with_a_column
+from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, valid_ids, with_a_column
 from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
@@ -46,7 +46,7 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
     r, model = recorder_of(run.model, precision), run.model
     with ops.on(r):
         size = model.source_vocabulary_size or model.vocabulary_size
-        ids = permitted(r.input(SOURCE), size, model.max_source_length)
+        ids = valid_ids(r.input(SOURCE), size, model.max_source_length)
         cache = model.init_cache(model.encode(ids), ids, 1, 1)["sentences"]
         keys = [ops.swapaxes(each.keys, -1, -2) for each in cache["memory"]]
         values = [each.values for each in cache["memory"]]

@@ -99,7 +99,7 @@ def first_beams(r: Recorder, state: Any) -> Any:
     )
 
 
-def follow(r: Recorder, cache: object, beams: Recorded) -> Any:
+def reorder_cache(r: Recorder, cache: object, beams: Recorded) -> Any:
     """Shared keys stay."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
@@ -211,7 +211,7 @@ def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:
 WAYS: dict[str, Callable[..., Any]] = {
     way.__name__: way
     for way in (
-        product, rows, by_position, projected_heads, position_axis, first_beams, follow, empty_cache, extended,
+        product, rows, by_position, projected_heads, position_axis, first_beams, reorder_cache, empty_cache, extended,
         positions_in, key_positions, extended_ring, ring_of, ring_positions, written, seen_softmax, gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip

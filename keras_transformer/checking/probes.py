@@ -149,7 +149,7 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Any) -> li
         sources = [*dict.fromkeys([*sources, *short(translator, made_sentences(translator))])]
     search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
     found = zip(sources, translator.search_ids(sources, search), strict=True)
-    return surest(
+    return by_largest_margin(
         (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))
         for ids, [best, *others] in found
     )
@@ -160,7 +160,7 @@ def answers_of(hypotheses: Iterable[Any]) -> list[Answer]:
     return [Answer(list(one.ids), one.log_prob) for one in hypotheses]
 
 
-def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
+def by_largest_margin(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
     """The probes with the widest gaps between their best and their second best score."""
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 
@@ -298,11 +298,11 @@ def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precisio
 
 
 def score(answer: Answer, length_penalty: float) -> float:
-    """By what a search ranks an answer."""
+    """Returns the length-normalised score of an answer, by which a search ranks."""
     return answer.log_prob / penalty(len(answer.ids), length_penalty)
 
 
-def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Callable[[], None]) -> None:
+def check_once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Callable[[], None]) -> None:
     """Runs a check of graphs, unless a certificate or an earlier check says that they hold on this runtime.
 
     Args:

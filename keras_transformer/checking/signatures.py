@@ -1,4 +1,4 @@
-"""What artefacts take and give, and the functions that are traced and recorded: the base of all tasks.
+"""What artefacts take and give, and what the model answers, with which they are compared: the bases of all tasks.
 
 Letters in shapes: B texts, S ids of a text, L of what is emitted, n hypotheses, C labels, I items and F pieces that are
 listed, D width. B may be 0. Outputs have at least one S, and at most as many as the model reads.
@@ -6,25 +6,28 @@ listed, D width. B may be 0. Outputs have at least one S, and at most as many as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from keras_transformer import ops
-from keras_transformer.checking.answers import Searched, Seen
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_config import LABELS
 from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.search.loop import Cache, Step
 from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.search_options import Decoding
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.lines import is_blank, read_lines
 from keras_transformer.text.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -35,21 +38,24 @@ BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 ONE_LINE = (LINE_BREAKS, " ")
 NUM_FILLS = 5  # pieces of a place that are listed
 NUM_ITEMS = 20  # that are listed
+MOST_STORED = 40  # choices of a text, where the model is not there
+DIVISIONS = 8  # how many ways to divide a text into pieces are compared with what an artefact chose
+Ids = tuple[int, ...]
 Outputs = dict[str, Tensor]
 Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
 
-def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
+def valid_ids(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
     """Replaces ids that the vocabulary lacks by unknown; cuts rows of more than `max_length` pieces, and ends them."""
-    ids = known(ids, vocabulary_size)[:, : max_length + 1]
+    ids = known_ids(ids, vocabulary_size)[:, : max_length + 1]
     last = ops.arange(ops.shape(ids)[1]) == max_length
     return ops.where(last & (ids != PAD), END, ids)
 
 
-def known(ids: Tensor, vocabulary_size: int) -> Tensor:
+def known_ids(ids: Tensor, vocabulary_size: int) -> Tensor:
     """Ids (B, S), without pad in front of them; those that the vocabulary lacks are replaced by unknown."""
     begun = ops.cumsum(ops.cast(ids != PAD, "int32"), axis=1)  # (B, S) 0 in front of the first id
-    ids = moved(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
+    ids = rows_from(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
     return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
 
 
@@ -59,7 +65,7 @@ def with_a_column(ids: Tensor) -> Tensor:
     return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
-def moved(ids: Tensor, starts: Tensor) -> Tensor:
+def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
     """Rows (B, S) from their starts (B,) on, then pad."""
     width = ops.shape(ids)[1]
     places = ops.arange(width, dtype="int32") + starts[:, None]
@@ -109,6 +115,138 @@ class Output(NamedTuple):
 
 
 IDS, TEXT, SCORE, VECTOR = Output("int32", "L"), Output("text"), Output("float32"), Output("float32", "D")
+
+
+class ReferenceAnswer(NamedTuple):
+    """A hypothesis of the model."""
+
+    ids: Ids  # with its end, unless it was cut
+    text: str
+    score: float
+
+
+class SearchStart(NamedTuple):
+    """A search for one text that has not taken a step.
+
+    Args:
+        step, cache: the step and cache of the model.
+        prompt_length: how many positions a prompt has that stands before what is emitted.
+    """
+
+    step: Step
+    cache: Cache
+    prompt_length: int = 0
+
+
+class Vocabularies:
+    """From text to ids and back, as the model's own pipeline does it.
+
+    Args:
+        signature: what the model's artefacts take and give.
+        source, target: the vocabularies of what is read and of what is written.
+    """
+
+    def __init__(self, signature: type[Any], source: Tokenizer, target: Tokenizer):
+        self.source, self.target = source, target
+        self.signature = signature
+
+    def read(self, text: str) -> list[int]:
+        """The pieces of a text that the model reads."""
+        if self.signature.empties_blank and is_blank(text):
+            return []
+        return self.source.encode([text])[0] if self.signature.is_one_line else self.source.encode_text(text)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of ids that the model writes."""
+        return self.target.decode([ids])[0] if self.signature.is_one_line else self.target.decode_text(ids)
+
+    def written(self, text: str) -> Iterator[list[int]]:
+        """The ids with which the model may have written a text, without an end."""
+        yield self.target.encode([text])[0] if self.signature.is_one_line else self.target.encode_text(text)
+        yield from self.target.divisions(text, DIVISIONS)
+
+
+class ReferenceSearch(ABC):
+    """What a model that searches answers to texts, each by its place."""
+
+    vocabularies: Vocabularies
+    num_control_ids: int
+    context = 0  # a language model's
+    beginning: Sequence[int] = ()  # the ids with which each answer begins
+    has_model = True  # whether any answer can be scored
+
+    @abstractmethod
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
+        """The hypotheses of each text, the best first."""
+
+    @abstractmethod
+    def pieces(self, place: int) -> list[int]:
+        """The ids of a text as its tokenizer cuts it, without tags."""
+
+    @abstractmethod
+    def given(self, place: int) -> list[int]:
+        """What an artefact of ids is given."""
+
+    @abstractmethod
+    def read(self, place: int) -> list[int]:
+        """What the model reads of it."""
+
+    @abstractmethod
+    def limit(self, place: int) -> int:
+        """The most ids to emit."""
+
+    @abstractmethod
+    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
+        """log P of these ids as answers to the texts at these places; NaN if nobody can say."""
+
+    @abstractmethod
+    def search_start(self, place: int) -> SearchStart | None:
+        """The search for a text; None if the model is not there."""
+
+
+class Ranking(NamedTuple):
+    """How probable the model finds the labels, the pieces of a place, or the items.
+
+    Args:
+        probabilities: that of each choice, the best first.
+        others: the most that a choice has that is not among them.
+    """
+
+    probabilities: dict[Any, float]
+    others: float = 0.0
+
+    @property
+    def best(self) -> Any:
+        """The likeliest choice."""
+        return next(iter(self.probabilities))
+
+    def gap(self, choice: object, probability: float) -> float:
+        """How far a probability is from the model's for this choice."""
+        if choice in self.probabilities:
+            return abs(probability - self.probabilities[choice])
+        return max(0.0, probability - self.others)
+
+    def shortened(self) -> Ranking:
+        """The ranking of the best choices alone."""
+        listed = [*self.probabilities.items()]
+        others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
+        return Ranking(dict(listed[:MOST_STORED]), others)
+
+    def loss(self, choice: object) -> float:
+        """How much less probable the model finds a choice than its best one."""
+        return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
+
+
+class ReferenceOutputs(NamedTuple):
+    """What the model gives for a text: a ranking, or one for each place; and a vector (D,)."""
+
+    rankings: list[Ranking]
+    vector: np.ndarray
+
+
+def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
+    """The ranking of labels with these probabilities."""
+    return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
 
 
 class Signature:
@@ -222,12 +360,12 @@ class Signature:
         raise NotImplementedError
 
     @classmethod
-    def seen(cls, pipeline: Any, texts: Sequence[object]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Any, texts: Sequence[object]) -> list[ReferenceOutputs]:
         """What a model answers to texts that does not search."""
         raise NotImplementedError
 
     @classmethod
-    def searched(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> Searched:
+    def reference_search(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
         """What a model answers to texts that searches."""
         raise NotImplementedError
 
@@ -294,7 +432,7 @@ class Searching(Signature):
         raise NotImplementedError
 
 
-def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:
+def likeliest_labels(labels: Sequence[str], probabilities: Tensor) -> Tensor:
     """The likeliest label (B,) of probabilities (B, C)."""
     # Keras's own `argmax` takes bits, which LiteRT cannot.
     return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))

@@ -28,8 +28,7 @@ from keras_transformer.core.files import write_text
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
 from keras_transformer.decoding.computations import TextLogProbs
-from keras_transformer.decoding.onnx_models import OnnxComputations
-from keras_transformer.decoding.onnx_sessions import has_cuda
+from keras_transformer.decoding.onnx_graphs import OnnxComputations, has_cuda
 from keras_transformer.runs.export_folder import Graphs, file_name
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
 from keras_transformer.spec.custom_parts import modules_of

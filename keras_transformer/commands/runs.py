@@ -30,7 +30,7 @@ from keras_transformer.runs.run_folder import (
 from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.pipelines import Attention
+    from keras_transformer.decoding.attention_maps import Attention
 
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
 

@@ -1,11 +1,12 @@
-"""Decoders: the base, and how work is divided among threads and cores."""
+"""Decoders: what they find and return, their base, and how work is divided among threads and cores."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy as np
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.text.sentences import Arrays, Ids, Sentence, arrays_of
+from keras_transformer.text.sentences import Arrays, Ids, Sentence, arrays_of, batches_by_length
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.text.tokenizer import PAD
+from keras_transformer.text.tokenizer import END, PAD
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Ensemble, Transformer
@@ -60,6 +61,73 @@ class Emitted(NamedTuple):
     sentence: Sentence
     ids: Ids  # the end included
     score: float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation.
+
+    Args:
+        text: the translation, always one line.
+        score: log P(y) / ((5 + |y|) / 6)^α, by which a search ranks its hypotheses.
+        log_prob: log P(y), the natural logarithm of the model's probability.
+        ids: the pieces that were emitted. The last is the end id, unless the translation was cut at its limit.
+        alignment: empty unless `SearchOptions.alignments` is set. Otherwise one pair (source piece, target piece) for
+            each target piece but the end, both counted from 0. The source piece is the one to which the model
+            attends most when it predicts the target piece: in the encoder-decoder attention of the last decoder
+            block but one, averaged over its heads (Garg et al. 2019, arXiv 1909.02074). The end of the source
+            is never chosen.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    ids: tuple[int, ...] = (END,)
+    alignment: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """The model's probability of a given translation.
+
+    Args:
+        log_prob: log P(y), the natural logarithm.
+        num_tokens: |y| in pieces, the end included.
+    """
+
+    log_prob: float
+    num_tokens: int
+
+    def __repr__(self) -> str:
+        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-log P(y) / |y|)."""
+        return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
+
+
+def scores_of(
+    log_probs: Callable[[list[Ids], list[Ids]], Iterable[float]],
+    read: Sequence[Ids],
+    written: Sequence[Ids],
+    lengths: Sequence[int],
+    batch_size: int,
+) -> list[Score]:
+    """The model's probability of what is written for each text that it reads.
+
+    Args:
+        log_probs: log P of each text of a batch.
+        read, written: ids; those that are written have an end.
+        lengths: texts of similar length are one batch.
+        batch_size: the most texts in a batch.
+    """
+    scores = [Score(0.0, 1)] * len(lengths)
+    for places in batches_by_length(lengths, batch_size):
+        found = log_probs([read[place] for place in places], [written[place] for place in places])
+        for place, log_prob in zip(places, found, strict=True):
+            scores[place] = Score(float(log_prob), len(written[place]))
+    return scores
 
 
 class Decoder(ABC):

@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.lazy import tf
-from keras_transformer.decoding.computations import Alignment, LogProbs, decoding_of
+from keras_transformer.decoding.computations import Alignment, LogProbs, search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.models.transformer import Ensemble, Transformer
 from keras_transformer.ops import Tensor
@@ -168,10 +168,10 @@ class KerasDecoder(Decoder):
                 )
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        return Found(*self._computations.run(decoding_of(options), *arrays))
+        return Found(*self._computations.run(search_or_sampling(options), *arrays))
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        ids, log_probs = self._computations.run(decoding_of(options), *arrays, uniforms)
+        ids, log_probs = self._computations.run(search_or_sampling(options), *arrays, uniforms)
         return ids, log_probs
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:

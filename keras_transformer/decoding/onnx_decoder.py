@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, once
+from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, check_once
 from keras_transformer.core.errors import JobError, RequestError, warn
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
-from keras_transformer.decoding.computations import decoding_of
+from keras_transformer.decoding.computations import search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.onnx_models import Halves
-from keras_transformer.decoding.onnx_sessions import CUDA, StagedSearch, open_session, run, runtime_of
+from keras_transformer.decoding.onnx_graphs import CUDA, EncoderStepModel, StagedSearch, open_session, run, runtime_of
 from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
 from keras_transformer.spec.lengths import longest, penalty
 from keras_transformer.spec.options import Config
@@ -69,7 +68,7 @@ class OnnxDecoder(Decoder):
         self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
-        self._halves: Any = Halves(self._session, {"num_control_ids": self.config["num_control_ids"]})
+        self._halves: Any = EncoderStepModel(self._session, {"num_control_ids": self.config["num_control_ids"]})
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
@@ -176,7 +175,7 @@ class OnnxDecoder(Decoder):
         """What a search in NumPy finds, or sampling draws."""
         self._require_checked("step")
         with ops.on(ops.NUMPY):
-            return decoding_of(options).run(self._halves, *arrays, *uniforms)
+            return search_or_sampling(options).run(self._halves, *arrays, *uniforms)
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
         raise RequestError(
@@ -243,7 +242,7 @@ class OnnxDecoder(Decoder):
             answers = self._searched(name, file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
-        once(file, paths, runtime, compare)
+        check_once(file, paths, runtime, compare)
 
     def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
         """What a search finds for each probe, the best first, and then its list if it has one."""

@@ -101,7 +101,7 @@ def _depend_on_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def apart(job: Callable[..., Result], *arguments: object) -> Result:
+def run_in_subprocess(job: Callable[..., Result], *arguments: object) -> Result:
     """What a job returns in a process of its own, such as one in which TensorFlow is set up in another way.
 
     The process ends when this one stops to wait for it, for whatever reason.

@@ -10,7 +10,7 @@ from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
-from keras_transformer.search.logits import as_one
+from keras_transformer.search.loop import merge_end_ids
 from keras_transformer.spec.options import Config
 
 
@@ -198,7 +198,7 @@ class LanguageModel(TokenModel):
         index = ops.convert_to_tensor(index)
         shared = self.stack.shared_at(self.positions, cache, index)
         x, cache = self.stack.step(self._placed(self.embedding(token_ids), index), cache, None, index, shared)
-        return as_one(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
+        return merge_end_ids(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

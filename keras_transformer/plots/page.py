@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from keras_transformer.decoding.pipelines import Attention, Tokens
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots.pictures import families_for
 from keras_transformer.spec.options import Config
 

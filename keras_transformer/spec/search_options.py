@@ -46,7 +46,7 @@ class SearchOptions:
             (or of the prefix, if it is longer) + 50, which is also the default.
         n_best: how many translations to return for each line; a search returns at most `num_beams`.
         sampling: draw `n_best` translations at random instead of searching.
-        temperature, top_k, top_p: for sampling, see `keras_transformer.search.loop.sample`.
+        temperature, top_k, top_p: for sampling, see `keras_transformer.search.sampling.sample`.
         seed: for sampling. The same seed gives the same line in the same place the same translations, whatever the
             batch size.
         alignments: also align each translation with its source.

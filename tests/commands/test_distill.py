@@ -62,7 +62,7 @@ def here(*job: Any) -> Any:
 @pytest.fixture
 def distill(teacher, tmp_path, monkeypatch, capsys):
     """`distill(*options)` → exit status, standard output, standard error. All happens in this process."""
-    monkeypatch.setattr("keras_transformer.tasks.translation.commands.distill.apart", here)
+    monkeypatch.setattr("keras_transformer.tasks.translation.commands.distill.run_in_subprocess", here)
     write_lines(tmp_path / "mono.txt", TEXT)
 
     def run(*options, teachers=(teacher,), train=TRAIN, out=("--out", tmp_path / "student")):

@@ -21,8 +21,8 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
-from keras_transformer.decoding import onnx_decoder, onnx_sessions
-from keras_transformer.decoding.onnx_sessions import StagedSearch
+from keras_transformer.decoding import onnx_decoder, onnx_graphs
+from keras_transformer.decoding.onnx_graphs import StagedSearch
 from keras_transformer.runs.export_folder import STAGES
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
@@ -103,7 +103,7 @@ def as_on_gpu(monkeypatch):
     """The processor stands for a GPU."""
     monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)
     monkeypatch.setattr(graph_cache, "has_cuda", lambda: True)
-    monkeypatch.setattr(onnx_decoder, "CUDA", onnx_sessions.CPU)
+    monkeypatch.setattr(onnx_decoder, "CUDA", onnx_graphs.CPU)
 
 
 def test_on_a_gpu_the_search_goes_in_stages(kept_run, translate, translator, as_on_gpu, monkeypatch):

@@ -19,8 +19,8 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
-from keras_transformer.decoding import onnx_models, onnx_sessions
-from keras_transformer.decoding.onnx_models import OnnxComputations
+from keras_transformer.decoding import onnx_graphs
+from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.models import Encoder, LanguageModel
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import read_config
@@ -243,7 +243,7 @@ def test_a_stream_reads_no_token_twice(runs, ask, monkeypatch):
     (step,) = Path("prose/cache").glob("onnx-*/step.onnx")
     by_keras = load_generator("prose")
     generator = Generator(OnnxComputations(Graphs(None, None, step), read_config("prose")["model"]), by_keras.tokenizer)
-    monkeypatch.setattr(onnx_models, "run", steps := Mock(side_effect=onnx_sessions.run))
+    monkeypatch.setattr(onnx_graphs, "run", steps := Mock(side_effect=onnx_graphs.run))
     for prompt, options in product(("two", "two dogs", "the sea"), (SearchOptions(1), SearchOptions(sampling=True))):
         for tokens in (40, 1, 1):
             assert "".join(generator.stream(prompt, tokens, options)) == "".join(

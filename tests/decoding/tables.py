@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.search.loop import sample
+from keras_transformer.search.sampling import sample
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 STATES = 997

@@ -15,7 +15,7 @@ from keras_transformer.models import LanguageModel
 from keras_transformer.ops import NUMPY, on
 from keras_transformer.runs.run_config import FORMAT
 from keras_transformer.runs.run_folder import read_config
-from keras_transformer.search.logits import NONE, as_one, labels_as_one
+from keras_transformer.search.loop import NO_HYPOTHESIS, merge_end_ids, merge_end_labels
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
@@ -148,14 +148,14 @@ def test_probabilities_add_up_where_logits_are_far_apart_and_as_one_is_its_own_f
     logits = np.random.default_rng(1).normal(0, 30, (2, 3, 9)).astype("float32")
     logits[0, 0, [END, 7]] = -900, 900
     with on(back_end):
-        found = np.array(as_one(logits, ENDS))
-        np.testing.assert_array_equal(np.array(as_one(found, ENDS)), found)
-        assert as_one(logits, END) is logits and as_one(logits, [END]) is logits
-        labels = np.array(labels_as_one(np.array([[3, 5, 0], [7, 8, 2]]), ENDS))
+        found = np.array(merge_end_ids(logits, ENDS))
+        np.testing.assert_array_equal(np.array(merge_end_ids(found, ENDS)), found)
+        assert merge_end_ids(logits, END) is logits and merge_end_ids(logits, [END]) is logits
+        labels = np.array(merge_end_labels(np.array([[3, 5, 0], [7, 8, 2]]), ENDS))
     np.testing.assert_array_equal(labels, [[3, 3, 0], [3, 8, 2]])
     others = [id for id in range(9) if id not in ENDS]
     np.testing.assert_array_equal(found[..., others], logits[..., others])
-    np.testing.assert_array_equal(found[..., ENDS[1:]], np.float32(NONE))
+    np.testing.assert_array_equal(found[..., ENDS[1:]], np.float32(NO_HYPOTHESIS))
     expected = np.logaddexp.reduce(logits[..., ENDS].astype("float64"), axis=-1)
     np.testing.assert_allclose(found[..., END], expected, rtol=1e-6)
 

@@ -9,8 +9,7 @@ import pytest
 
 import keras_transformer
 from export.artefacts import Decoding, open_run
-from keras_transformer.decoding.decoder import Decoder, Found
-from keras_transformer.decoding.pipelines import Hypothesis
+from keras_transformer.decoding.decoder import Decoder, Found, Hypothesis
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.decoding.processes import apart
+from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.text.corpora import corpus_from_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_job_gives_back_what_it_returns_and_what_it_raises(tmp_path):
-    assert apart(operator.add, 2, 3) == 5 and apart(os.getpid) != os.getpid()
+    assert run_in_subprocess(operator.add, 2, 3) == 5 and run_in_subprocess(os.getpid) != os.getpid()
     with pytest.raises(RequestError, match="no such file"):
-        apart(corpus_from_files, tmp_path / "missing", tmp_path / "missing")
+        run_in_subprocess(corpus_from_files, tmp_path / "missing", tmp_path / "missing")
     with pytest.raises(OSError, match="No such file"):
-        apart(os.rmdir, tmp_path / "missing")
+        run_in_subprocess(os.rmdir, tmp_path / "missing")
     with pytest.raises(JobError, match="died"):
-        apart(os._exit, 0)
+        run_in_subprocess(os._exit, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -12,10 +12,9 @@ import pytest
 from export.artefacts import TrainedRun
 from export.onnx import step_model
 from keras_transformer import ops
-from keras_transformer.decoding import onnx_models, onnx_sessions
-from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
-from keras_transformer.decoding.onnx_models import SteppedLanguageModel
-from keras_transformer.decoding.prompts import Prompted
+from keras_transformer.decoding import onnx_graphs
+from keras_transformer.decoding.computations import PromptForcing, Sampling, Search, TextLogProbs
+from keras_transformer.decoding.onnx_graphs import SteppedLanguageModel
 from keras_transformer.layers.attention import MultiHeadAttention, SelfAttention
 from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
@@ -70,7 +69,7 @@ def eagerly(computation: Any, model: LanguageModel, arrays: list[np.ndarray]) ->
 def token_by_token(name: str, case: str) -> list[np.ndarray]:
     """What the search finds that feeds prompts to the step, one position after the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prompted, "read", lambda prompted, *sizes: (prompted.init_cache(*sizes), None))
+        patch.setattr(PromptForcing, "read", lambda prompted, *sizes: (prompted.init_cache(*sizes), None))
         return eagerly(CASES[case][1], model_of(name), arrays_of(case))
 
 
@@ -99,9 +98,9 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
     """A long prompt takes several runs."""
     model = model_of(name)
     graph = stepped(model, tmp_path)
-    monkeypatch.setattr(onnx_models, "run", runs := Mock(side_effect=onnx_sessions.run))
+    monkeypatch.setattr(onnx_graphs, "run", runs := Mock(side_effect=onnx_graphs.run))
     for case, (lengths, computation, at_once) in CASES.items():
-        monkeypatch.setattr(onnx_models, "READ_AT_ONCE", at_once)
+        monkeypatch.setattr(onnx_graphs, "READ_AT_ONCE", at_once)
         runs.reset_mock()
         arrays = arrays_of(case)
         with ops.on(ops.NUMPY):

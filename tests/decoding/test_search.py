@@ -16,7 +16,7 @@ from keras import ops
 from keras_transformer import ops as own_ops
 from keras_transformer.search import loop
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.search.loop import draw
+from keras_transformer.search.sampling import draw
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.decoding import tables
 from tests.decoding.tables import brute_force, draws, greedy, make_table, score_of, search, tokens_of

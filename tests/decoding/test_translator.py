@@ -9,9 +9,8 @@ import pytest
 from keras import ops
 
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.decoding.decoder import Found
+from keras_transformer.decoding.decoder import Found, Hypothesis
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.pipelines import Hypothesis
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Translator, load

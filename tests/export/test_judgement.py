@@ -21,8 +21,8 @@ from export.certificate.expected import Choice, best_left_out
 from export.certificate.judgement import Judgement, judge
 from export.certificate.runner import Result
 from export.certificate.searches import ExpectedSearch, is_whole
-from keras_transformer.checking.answers import Known
 from keras_transformer.checking.probes import MOST_PIECES
+from keras_transformer.checking.signatures import ReferenceAnswer
 from keras_transformer.runs.export_folder import BOUNDS
 from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenizer import END, START
@@ -220,7 +220,7 @@ def test_another_translation_holds_if_it_is_as_good_or_a_near_tie(expected, sure
             if margin:
                 patch.setattr("export.certificate.searches.narrowest_choice", lambda *_, m=margin: Choice(m, 3))
             else:
-                near = Known(best.ids, best.text, second.score + loss)
+                near = ReferenceAnswer(best.ids, best.text, second.score + loss)
                 for given in ("alone", "padded"):
                     outputs(result, given)["score"][sure] = near.score
                 hypotheses, log_probs = [*expected.hypotheses], [dict(some) for some in expected._log_probs]

@@ -7,7 +7,7 @@ from export.artefacts import Decoding
 from keras_transformer import ops
 from keras_transformer.core.errors import RequestError
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.search.loop import sample
+from keras_transformer.search.sampling import sample
 from keras_transformer.text.tokenizer import END, PAD
 from tests.decoding import tables
 from tests.decoding.tables import make_step, make_table
@@ -18,7 +18,7 @@ SENTENCES = np.arange(100, 100 + len(LIMITS), dtype="int32")
 PREFIX = np.where(np.arange(3) < np.arange(len(LIMITS))[:, None] % 4, 5, 0).astype("int32")
 
 
-def graph_search(table, decoding, limits=LIMITS, num_read=None, prefix_ids=None, num_control_ids=4):
+def graph_search(table, decoding, limits=LIMITS, prompt_length=None, prefix_ids=None, num_control_ids=4):
     """ids and scores of the recorded search over a table of logits."""
 
     def compute(limits, sentences, *others):
@@ -29,7 +29,9 @@ def graph_search(table, decoding, limits=LIMITS, num_read=None, prefix_ids=None,
             decoding.length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids, **given,
         )  # fmt: skip
 
-    optional = {name: one for name, one in {"num_read": num_read, "prefix_ids": prefix_ids}.items() if one is not None}
+    optional = {
+        name: one for name, one in {"prompt_length": prompt_length, "prefix_ids": prefix_ids}.items() if one is not None
+    }
     return computed(compute, limits, SENTENCES[: len(limits)], *optional.values())
 
 
@@ -42,15 +44,15 @@ def graph_search(table, decoding, limits=LIMITS, num_read=None, prefix_ids=None,
         (40, Decoding(5, -1.0, n_best=3), 4, None),
         (12, Decoding(1), 7, None),
         (12, Decoding(3), 7, None),
-        (7, Decoding(1, -1.0), 4, "num_read"),  # no token of a prompt counts
-        (7, Decoding(4, 0.6), 4, "num_read"),
+        (7, Decoding(1, -1.0), 4, "prompt_length"),  # no token of a prompt counts
+        (7, Decoding(4, 0.6), 4, "prompt_length"),
         (7, Decoding(3, 0.6), 4, "prefix_ids"),
     ],
     ids=str,
 )
 def test_the_graph_finds_what_python_finds(vocabulary, decoding, num_control_ids, given):
     table = make_table(vocabulary=vocabulary)
-    more = {"num_read": np.maximum(LIMITS - 3, 0), "prefix_ids": PREFIX}
+    more = {"prompt_length": np.maximum(LIMITS - 3, 0), "prefix_ids": PREFIX}
     options = {"num_control_ids": num_control_ids} | ({given: more[given]} if given else {})
     ids, scores = graph_search(table, decoding, **options)
     options |= {"length_penalty": decoding.length_penalty, "n_best": decoding.n_best}

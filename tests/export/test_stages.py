@@ -13,8 +13,8 @@ from export.artefacts import Decoding
 from export.onnx import stage_models, translate_model
 from export.onnx.graph import write_model
 from keras_transformer.core.errors import RequestError
-from keras_transformer.decoding import onnx_sessions
-from keras_transformer.decoding.onnx_sessions import MOST_SHAPES, STEPS_UNSEEN, StagedSearch
+from keras_transformer.decoding import onnx_graphs
+from keras_transformer.decoding.onnx_graphs import MOST_SHAPES, STEPS_UNSEEN, StagedSearch
 from keras_transformer.runs.export_folder import STAGES, Graphs
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.sentences import in_few_shapes, padded
@@ -137,7 +137,7 @@ def test_it_stops_soon_after_the_last_sentence_and_never_goes_beyond_the_positio
 
 
 def test_the_buffers_of_few_shapes_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_sessions, "MOST_SHAPES", 2)
+    monkeypatch.setattr(onnx_graphs, "MOST_SHAPES", 2)
     search = staged(make_model("none"), Decoding(2, max_length=3), tmp_path)
     first = search.search(SOURCES[:1])
     for count in (2, 4, 1):

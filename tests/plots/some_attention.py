@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_transformer.decoding.pipelines import Attention, Tokens
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.text.tokenizer import SPACE
 
 

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from keras_transformer.decoding.processes import apart
+from keras_transformer.decoding.processes import run_in_subprocess
 
 
 def sleep() -> None:
@@ -14,4 +14,4 @@ def sleep() -> None:
 if __name__ == "__main__":
     # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be in their processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    apart(sleep)
+    run_in_subprocess(sleep)

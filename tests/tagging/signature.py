@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Ranking, Seen
+from keras_transformer.checking.signatures import Ranking, ReferenceOutputs
 from keras_transformer.models.classifiers import mean_state
 from keras_transformer.tasks.classification.signature import encoded
 from keras_transformer.tasks.masked_tokens.signature import Filling
@@ -29,7 +29,7 @@ class Tagging(Filling):
         }
 
     @classmethod
-    def seen(cls, pipeline: Any, texts: Any) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Any, texts: Any) -> list[ReferenceOutputs]:
         seen = []
         for text in map(valid, texts):
             ids = np.array([pipeline.ids(text)])
@@ -37,7 +37,9 @@ class Tagging(Filling):
                 Ranking({int(tag) + FIRST_TAG: float(row[tag]) for tag in np.argsort(-row, kind="stable")})
                 for row in pipeline.probabilities(text)
             ]
-            seen.append(Seen(rankings, ops.convert_to_numpy(mean_state(pipeline.model.states(ids), ids))[0]))
+            seen.append(
+                ReferenceOutputs(rankings, ops.convert_to_numpy(mean_state(pipeline.model.states(ids), ids))[0])
+            )
         return seen
 
 

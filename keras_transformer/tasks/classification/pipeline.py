@@ -12,9 +12,10 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
 from keras_transformer.core.task_registry import TASKS, task_named
+from keras_transformer.decoding.attention_maps import Attention, text_attention
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
-from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
-from keras_transformer.decoding.pipelines import Attention, Pipeline, text_attention
+from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import require_whole

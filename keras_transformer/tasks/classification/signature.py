@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Seen, ranking_of
 from keras_transformer.checking.signatures import (
     TEXT,
     VECTOR,
     Detokenize,
     Output,
     Outputs,
+    ReferenceOutputs,
     Signature,
     between_ends,
     first_lines,
-    likeliest,
-    permitted,
+    likeliest_labels,
+    ranking_of,
+    valid_ids,
 )
 from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
@@ -51,22 +52,22 @@ class Labelling(Reading):
 
     def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
         found = self.of_ids(between_ends(pieces))
-        return {"label": likeliest(self.pipeline.labels, found["probabilities"]), **found}
+        return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_text, lambda line: line.partition("\t")[2]), None
 
     @classmethod
-    def seen(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[ReferenceOutputs]:
         lines = [valid(text) for text in texts]
         found = zip(pipeline.probabilities(lines), pipeline.embed(lines), strict=True)
-        return [Seen([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
+        return [ReferenceOutputs([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
 
 
 def encoded(model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Ids (B, S) from outside → ids that the model takes, and their states."""
-    ids = permitted(ids, model.vocabulary_size, model.context_length - 1)
+    ids = valid_ids(ids, model.vocabulary_size, model.context_length - 1)
     return ids, model.states(ids)
 
 

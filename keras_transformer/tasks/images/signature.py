@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Seen, ranking_of
-from keras_transformer.checking.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
+from keras_transformer.checking.signatures import (
+    TEXT,
+    VECTOR,
+    Output,
+    Outputs,
+    ReferenceOutputs,
+    Signature,
+    likeliest_labels,
+    ranking_of,
+)
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import DAMAGED
 from keras_transformer.ops import Tensor
@@ -42,7 +50,7 @@ class Recognition(Signature):
 
     def named(self, ids: Tensor) -> Outputs:
         found = self.of_ids(ids)
-        return {"label": likeliest(self.pipeline.labels, found["probabilities"]), **found}
+        return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
@@ -57,10 +65,10 @@ class Recognition(Signature):
         return [image.tolist() for image in texts]
 
     @classmethod
-    def seen(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[ReferenceOutputs]:
         images = np.stack(texts)
         found = zip(pipeline.probabilities(images), pipeline.embed(images), strict=True)
-        return [Seen([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
+        return [ReferenceOutputs([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
 
     @classmethod
     def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Any]:

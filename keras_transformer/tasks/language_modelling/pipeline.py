@@ -17,9 +17,11 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.decoding.computations import TextLogProbs, decoding_of
-from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
+from keras_transformer.decoding.attention_maps import Attention, text_attention
+from keras_transformer.decoding.computations import TextLogProbs, search_or_sampling
+from keras_transformer.decoding.decoder import Score, scores_of
+from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
@@ -368,7 +370,7 @@ class Generator(Pipeline):
         arrays = (np.array([[first] for first, _ in starts], "int32"), limits, prefix_ids)
         if options.sampling:  # each draw has a row
             options = replace(options, n_best=1, length_penalty=0.0)
-        return self._computations.run(decoding_of(options), *arrays, *(uniforms if options.sampling else ()))
+        return self._computations.run(search_or_sampling(options), *arrays, *(uniforms if options.sampling else ()))
 
     def _continuation(self, added: Ids, score: float) -> Continuation:
         return Continuation(self.text_of(added), tuple(added), score)

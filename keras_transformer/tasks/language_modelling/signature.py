@@ -8,21 +8,25 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
 from keras_transformer.checking.signatures import (
     IDS,
     ONE_LINE,
     SCORE,
     TEXT,
+    Ids,
+    ReferenceAnswer,
+    ReferenceSearch,
     Searching,
+    SearchStart,
+    Vocabularies,
     first_lines,
-    known,
+    known_ids,
     longest_of,
-    moved,
-    permitted,
+    rows_from,
+    valid_ids,
     with_end,
 )
-from keras_transformer.decoding.prompts import Prompted, num_read
+from keras_transformer.decoding.computations import PromptForcing, prompt_length
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunFolder
@@ -57,7 +61,7 @@ class Continuation(Searching):
         return continue_ids(self.model, ids, decoding, self.index_dtype, self.pipeline.tokenizer.has_start)
 
     @classmethod
-    def searched(cls, pipeline: Generator, texts: Sequence[str], decoding: Decoding) -> Searched:
+    def reference_search(cls, pipeline: Generator, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
         return Continued(cls, pipeline, texts, decoding)
 
 
@@ -77,14 +81,14 @@ class Answering(Continuation):
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         longest = self.model.context_length - self.pipeline.answer_length - 1  # pieces of the longest prompt
-        return super().search(permitted(ids, self.model.vocabulary_size, longest), decoding)
+        return super().search(valid_ids(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_source), None
 
 
-class Continued(Searched):
+class Continued(ReferenceSearch):
     """What a language model answers.
 
     Args:
@@ -101,12 +105,12 @@ class Continued(Searched):
         self._texts = texts
         self._prompts = [generator.ids_of_prompt(valid(text)) for text in texts]
 
-    def hypotheses(self) -> list[list[Known]]:
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
         beams = self.decoding.num_beams
         options = SearchOptions(beams, self.decoding.length_penalty, n_best=beams, batch_size=SEARCHED_AT_ONCE)
         read = [self.generator.fitting(ids) for ids in self._prompts]
         return [
-            [Known(one.ids, one.text, one.score) for one in some]
+            [ReferenceAnswer(one.ids, one.text, one.score) for one in some]
             for some in self.generator.search_ids(read, options, self.decoding.max_length)
         ]
 
@@ -126,11 +130,11 @@ class Continued(Searched):
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         return self.generator.log_probs([self.read(place) for place in places], rows)
 
-    def begun(self, place: int) -> Begun:
+    def search_start(self, place: int) -> SearchStart:
         first, prompt = self.generator.begun_by(self.read(place))
-        prompted = Prompted(self.model, np.array([[first]], "int32"), np.array([prompt], "int32").reshape(1, -1))
+        prompted = PromptForcing(self.model, np.array([[first]], "int32"), np.array([prompt], "int32").reshape(1, -1))
         cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
-        return Begun(prompted.step, cache, len(prompt))
+        return SearchStart(prompted.step, cache, len(prompt))
 
 
 def continue_ids(
@@ -154,25 +158,25 @@ def continue_ids(
         ids (B, n_best, L) int32 of what is added, as from `translate_ids`; and scores (B, n_best) float32.
     """
     context = model.context_length
-    prompt_ids = known(ops.pad(prompt_ids, [[0, 0], [0, 1]]), model.vocabulary_size)
-    lengths = num_read(prompt_ids)  # (B,)
-    prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
+    prompt_ids = known_ids(ops.pad(prompt_ids, [[0, 0], [0, 1]]), model.vocabulary_size)
+    lengths = prompt_length(prompt_ids)  # (B,)
+    prompt_ids = rows_from(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
     lengths = ops.where(lengths < context, lengths, context // 2)
     first_ids = ops.zeros_like(prompt_ids[:, :1]) + START
     if not has_start:
         first_ids = ops.where(prompt_ids[:, :1] == PAD, START, prompt_ids[:, :1])
-        prompt_ids, lengths = moved(prompt_ids, ops.minimum(lengths, 1)), ops.maximum(lengths - 1, 0)
+        prompt_ids, lengths = rows_from(prompt_ids, ops.minimum(lengths, 1)), ops.maximum(lengths - 1, 0)
     limits = ops.minimum(lengths + (decoding.max_length or context), context)
     max_length = longest_of(limits)
-    prompted = Prompted(model, first_ids, prompt_ids)
+    prompted = PromptForcing(model, first_ids, prompt_ids)
     cache, index = prompted.read(decoding.num_beams, max_length)
     ids, scores = beam_search(
         prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
-        n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, num_read=lengths,
+        n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, prompt_length=lengths,
         index=index,
     )  # fmt: skip
     rows = ops.reshape(ids, (-1, max_length))
-    return ops.reshape(moved(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores
+    return ops.reshape(rows_from(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores
 
 
 SIGNATURES = (Answering, Continuation)

@@ -6,8 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.checking.answers import Ranking, Seen
-from keras_transformer.checking.signatures import NUM_FILLS, VECTOR, Detokenize, Output, Outputs, between_ends
+from keras_transformer.checking.signatures import (
+    NUM_FILLS,
+    VECTOR,
+    Detokenize,
+    Output,
+    Outputs,
+    Ranking,
+    ReferenceOutputs,
+    between_ends,
+)
 from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.ops import Tensor
 from keras_transformer.tasks.classification.signature import Reading, encoded
@@ -33,14 +41,14 @@ class Filling(Reading):
         return {"vector": self.model.vectors(states, ids)}
 
     @classmethod
-    def seen(cls, pipeline: Any, texts: Sequence[Any]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Any, texts: Sequence[Any]) -> list[ReferenceOutputs]:
         lines = [valid(text) for text in texts]
         found = zip(pipeline.likeliest_pieces(lines, NUM_KNOWN), pipeline.embed(lines), strict=True)
         seen = []
         for (probabilities, ids), vector in found:
             places = zip(ids.tolist(), probabilities.tolist(), strict=True)
             rankings = [Ranking(dict(zip(some, probs, strict=True)), probs[-1]) for some, probs in places]
-            seen.append(Seen(rankings, vector))
+            seen.append(ReferenceOutputs(rankings, vector))
         return seen
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
 from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.models.stack_models import SequenceEncoder
 from keras_transformer.runs.run_folder import RunFolder, load_model
 from keras_transformer.spec.search_options import require_whole

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Ranking, Seen
-from keras_transformer.checking.signatures import NUM_ITEMS, VECTOR, Output, Outputs, Signature, known, moved
+from keras_transformer.checking.signatures import (
+    NUM_ITEMS,
+    VECTOR,
+    Output,
+    Outputs,
+    Ranking,
+    ReferenceOutputs,
+    Signature,
+    known_ids,
+    rows_from,
+)
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention_ops import HIDDEN
 from keras_transformer.ops import Tensor
@@ -39,10 +48,10 @@ class Recommending(Signature):
 
     def of_ids(self, ids: Tensor) -> Outputs:
         model = self.model
-        ids = known(ops.pad(ids, [[0, 0], [0, 1]]), model.vocabulary_size)
+        ids = known_ids(ops.pad(ids, [[0, 0], [0, 1]]), model.vocabulary_size)
         last = model.context_length - 1
         count = ops.sum(ops.cast(ids[:, 1:] != PAD, "int32"), axis=-1)  # (B,)
-        ids = ops.concatenate([ids[:, :1], moved(ids[:, 1:], ops.maximum(count - last, 0))[:, :last]], axis=1)
+        ids = ops.concatenate([ids[:, :1], rows_from(ids[:, 1:], ops.maximum(count - last, 0))[:, :last]], axis=1)
         vector = model.embed(ids)
         scores = ops.cast(model.output_embedding.logits(vector), "float32")
         is_item = ops.arange(model.vocabulary_size) >= model.num_control_ids
@@ -66,10 +75,10 @@ class Recommending(Signature):
         return [[START, *pipeline.items.encode(history)] for history in texts]
 
     @classmethod
-    def seen(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[Seen]:
+    def reference_outputs(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[ReferenceOutputs]:
         listed = pipeline.recommend(texts, len(pipeline.names))
         return [
-            Seen([Ranking({one.item: one.probability for one in found})], vector)
+            ReferenceOutputs([Ranking({one.item: one.probability for one in found})], vector)
             for found, vector in zip(listed, pipeline.embed(texts), strict=True)
         ]
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import regex as re
 
 from keras_transformer.core.errors import warn, warn_of_news
-from keras_transformer.decoding.decoder import Decoder, Emitted
-from keras_transformer.decoding.pipelines import Hypothesis
+from keras_transformer.decoding.decoder import Decoder, Emitted, Hypothesis
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction

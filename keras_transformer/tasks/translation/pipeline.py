@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.decoding.decoder import Decoder
+from keras_transformer.decoding.attention_maps import Attention, translation_attention
+from keras_transformer.decoding.decoder import Decoder, Hypothesis, Score, scores_of
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.pipelines import (
-    Attention,
-    Hypothesis,
-    Pipeline,
-    Score,
-    decoder_of,
-    scores_of,
-    translation_attention,
-)
+from keras_transformer.decoding.pipelines import Pipeline, decoder_of
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.spec.options import Config

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.answers import Begun, Ids, Known, Searched, Vocabularies
 from keras_transformer.checking.signatures import (
     BLANK,
     IDS,
     ONE_LINE,
     SCORE,
     TEXT,
+    Ids,
+    ReferenceAnswer,
+    ReferenceSearch,
     Searching,
+    SearchStart,
+    Vocabularies,
     limits_of,
     longest_of,
-    permitted,
+    valid_ids,
     with_end,
 )
 from keras_transformer.core.errors import RequestError
@@ -76,11 +80,11 @@ class Translation(Searching):
         return list(source), list(target)
 
     @classmethod
-    def searched(cls, pipeline: Translator, texts: Sequence[str], decoding: Decoding) -> Searched:
+    def reference_search(cls, pipeline: Translator, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
         return Translated(pipeline, texts, decoding)
 
 
-class Translated(Searched):
+class Translated(ReferenceSearch):
     """What a translator answers.
 
     Args:
@@ -96,13 +100,13 @@ class Translated(Searched):
         self.beginning, self._tags = translator.beginning, translator.direction.source
         self._pieces = [self.vocabularies.read(valid(text)) for text in texts]
 
-    def hypotheses(self) -> list[list[Known]]:
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
         beams = self.decoding.num_beams
         options = SearchOptions(beams, self.decoding.length_penalty, self.decoding.max_length, n_best=beams)
         cut = [self.read(place)[:-1] for place in range(len(self._pieces))]
-        blank = [Known((END,), "", 0.0)]
+        blank = [ReferenceAnswer((END,), "", 0.0)]
         return [
-            [Known(one.ids, one.text, one.score) for one in some] if ids else blank
+            [ReferenceAnswer(one.ids, one.text, one.score) for one in some] if ids else blank
             for ids, some in zip(cut, self.translator.search_ids(cut, options), strict=True)
         ]
 
@@ -124,10 +128,10 @@ class Translated(Searched):
         found = self.translator.log_probs(sources, [list(ids) for ids in rows])
         return [float(one) if source else 0.0 for one, source in zip(found, sources, strict=True)]
 
-    def begun(self, place: int) -> Begun:
+    def search_start(self, place: int) -> SearchStart:
         model, source_ids = self.model, np.array([self.read(place)], "int32")
         cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, self.limit(place))
-        return Begun(model.step, cache)
+        return SearchStart(model.step, cache)
 
 
 def beginnings(beginning: Sequence[int], source_ids: Tensor) -> Tensor | None:
@@ -159,7 +163,7 @@ def translate_ids(
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
         (B, n_best) float32.
     """
-    source_ids = permitted(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
+    source_ids = valid_ids(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
     limits = limits_of(source_ids, decoding.max_length)
     max_length = longest_of(limits) if max_length is None else max_length
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)

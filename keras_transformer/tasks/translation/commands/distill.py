@@ -13,7 +13,7 @@ import json
 
 from keras_transformer.commands import read_both
 from keras_transformer.core.errors import RequestError, command_line, print_result, say
-from keras_transformer.decoding.processes import apart
+from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.runs.run_folder import RunFolder, num_parameters, read_config
 from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
@@ -43,12 +43,12 @@ def distill(arguments: argparse.Namespace) -> None:
         check_student(student, text, arguments.source, given)
     valid = valid_sources(given)
     # Teachers and student may need TensorFlow with other threads and devices, so each has a process of its own.
-    apart(translate_text, arguments, text)
+    run_in_subprocess(translate_text, arguments, text)
     if not text.is_filtered(valid):
         text.filter(arguments.source, valid)
     if student:
         train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
-        for row in apart(figures, arguments):
+        for row in run_in_subprocess(figures, arguments):
             print_result(json.dumps(row))
 
 

@@ -25,7 +25,7 @@ from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.pipelines import Hypothesis
+    from keras_transformer.decoding.decoder import Hypothesis
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped

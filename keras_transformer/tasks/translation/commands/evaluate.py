@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands import ParallelLines, read_both
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
-from keras_transformer.decoding.pipelines import Score
+from keras_transformer.decoding.decoder import Score
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.options import Config

@@ -20,7 +20,7 @@ from keras_transformer.tasks.translation.pipeline import imported as imported_tr
 from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.pipelines import Hypothesis
+    from keras_transformer.decoding.decoder import Hypothesis
     from keras_transformer.importing.weights import Imported
     from keras_transformer.tasks.translation.pipeline import Validation
 

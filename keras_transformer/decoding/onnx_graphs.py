@@ -1,0 +1,422 @@
+"""Runs exported graphs in ONNX Runtime: sessions, a search in stages on a GPU, and models of which a graph is the step.
+
+Neither Keras nor TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer import ops
+from keras_transformer.checking.probes import (
+    ComputedProbe,
+    ProbesFile,
+    Runtime,
+    check_computed,
+    check_once,
+    device_name,
+)
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.machine import num_cores
+from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.runs.export_folder import STAGES, Graphs
+from keras_transformer.search.loop import Cache
+from keras_transformer.spec.options import Config
+from keras_transformer.text.sentences import in_few_shapes
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+    from keras_transformer.decoding.keras_decoder import Computation
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# Sources are padded to few shapes, because a GPU keeps a step for each.
+MOST_SHAPES = 16  # for which buffers are kept
+READ_AT_ONCE = 128  # tokens of all prompts together: the graph gives the logits of each
+STEPS_UNSEEN = 4  # after so many the host looks which sentences are done: a look waits for the GPU
+
+
+def has_cuda() -> bool:
+    """Whether the ONNX Runtime that is installed is one for NVIDIA's GPUs."""
+    import onnxruntime
+
+    return CUDA in onnxruntime.get_available_providers()
+
+
+def open_session(
+    path: Path, num_threads: int, provider: str = "auto", captures: bool = False, plans_memory: bool = True
+) -> InferenceSession:
+    """A session for a graph.
+
+    Args:
+        path: the path of the graph.
+        num_threads: how many threads of the processor to use.
+        provider: see `OnnxDecoder`.
+        captures: whether a GPU shall record what it computes, and then compute it in one launch.
+        plans_memory: whether ONNX Runtime plans which results share memory, which takes the square of the nodes: for
+            the 1,711 of a model of 30 layers 0.43 s.
+
+    Raises:
+        RequestError: onnxruntime is not installed, the graph cannot be loaded, or there is no GPU that was asked for.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise RequestError(
+            f"{path} needs the package onnxruntime, which is not installed: pip install onnxruntime"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 4  # fatal: what is an error is raised, and told in a line of ours
+    options.enable_mem_reuse = plans_memory
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=_providers(provider, captures))
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(
+            f"{path} is damaged, or ONNX Runtime cannot run it; export it again, or delete it if it lies in a run's "
+            f"cache, where it is then built again: {reason}"
+        ) from error
+    if provider == "cuda" and CUDA not in session.get_providers():
+        raise RequestError(
+            f"--provider cuda: ONNX Runtime {onnxruntime.__version__} cannot use a GPU here; it has "
+            f"{', '.join(session.get_providers())}: install onnxruntime-gpu and CUDA, or take --provider cpu"
+        )
+    return session
+
+
+def _providers(provider: str, captures: bool) -> list[Any]:
+    """The providers to ask for, the first before the others, with their options."""
+    if provider == "cpu" or not has_cuda():
+        return [CPU]
+    import onnxruntime
+
+    onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
+    return [(CUDA, {"use_tf32": 0, "enable_cuda_graph": int(captures)}), CPU]  # TF32 rounds float32 to 11 bits
+
+
+def runtime_of(session: InferenceSession) -> Runtime:
+    """What runs a session."""
+    import onnxruntime
+
+    provider = session.get_providers()[0]
+    return Runtime(provider, onnxruntime.__version__, device_name(provider))
+
+
+def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a graph, all of them if `names` is None.
+
+    Raises:
+        JobError: ONNX Runtime could not compute them.
+    """
+    try:
+        return session.run(names, feeds)
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        raise stopped(error) from error
+
+
+def stopped(error: Exception) -> JobError:
+    """The error that ONNX Runtime could not compute something."""
+    reason = " ".join(str(error).split())[:300]
+    return JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}")
+
+
+class _Buffers(NamedTuple):
+    """What the steps for batches of one shape read and write."""
+
+    values: tuple[dict[str, Any], dict[str, Any]]  # by the names of the inputs of a step: the two share what is given
+    steps: list[tuple[Any, Any]]  # bindings and options of a step from the first to the second, and back
+
+
+class StagedSearch:
+    """A search in three graphs, see `export.onnx.stages`, with its loop here. A step goes from one of two buffers to
+    the other: a GPU that captured both directions repeats each in one launch.
+
+    Args:
+        graphs: where the graphs are.
+        num_threads, provider: as for `open_session`.
+
+    Raises:
+        RequestError: a graph cannot be loaded or captured, or is not the graph of its name.
+    """
+
+    def __init__(self, graphs: Graphs, num_threads: int, provider: str):
+        begin, advance, end = (
+            open_session(getattr(graphs, name), num_threads, provider, captures=name == "advance") for name in STAGES
+        )
+        self._begin, self._advance, self._end = begin, advance, end
+        self._on_cuda = advance.get_providers()[0] == CUDA
+        self._outputs = [one.name for one in advance.get_outputs()]
+        inputs = {one.name: one.shape for one in advance.get_inputs()}
+        self._states = [*inputs][-len(self._outputs) :]
+        try:
+            self._done = self._states[self._outputs.index("done")]
+            self._length = next((one, inputs[one].index("length")) for one in self._states if "length" in inputs[one])
+            if [(one.name, len(one.shape)) for one in end.get_outputs()] != [("ids", 3), ("scores", 2)]:
+                raise ValueError(end)
+        except (ValueError, IndexError, StopIteration):
+            raise RequestError(f"{graphs.advance} is not the step of a search") from None
+        self._kept: dict[tuple[int, int], _Buffers] = {}
+        self._graph_ids = count(1)
+        # ONNX Runtime captures anew for each thread, and permits no two at once.
+        self._thread = ThreadPoolExecutor(1)
+
+    def search(self, source_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The hypotheses of sources (B, S): ids (B, n, L) int32 and scores (B, n), the best first.
+
+        Raises:
+            JobError: ONNX Runtime could not compute them.
+        """
+        rows = in_few_shapes(source_ids.astype("int32", copy=False))
+        try:
+            ids, scores = self._thread.submit(self._found, rows).result()
+        except Exception as error:  # ONNX Runtime's exceptions have no base but this
+            raise stopped(error) from error
+        return ids[: len(source_ids)], scores[: len(source_ids)]
+
+    def _found(self, rows: np.ndarray) -> list[np.ndarray]:
+        values, steps = self._buffers(rows)
+        name, axis = self._length
+        now = 0
+        for step in range(1, values[0][name].shape()[axis] + 1):
+            self._advance.run_with_iobinding(*steps[now])
+            now = 1 - now
+            if step % STEPS_UNSEEN == 0 and values[now][self._done].numpy().all():
+                break
+        binding = self._end.io_binding()
+        for one in self._end.get_inputs():
+            binding.bind_ortvalue_input(one.name, values[now][one.name])
+        for one in self._end.get_outputs():
+            binding.bind_output(one.name)
+        self._end.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()
+
+    def _buffers(self, rows: np.ndarray) -> _Buffers:
+        """The buffers for batches like this one, the first with the state before its first step."""
+        if rows.shape in self._kept:
+            self._begun(rows, self._kept[rows.shape].values[0])
+            return self._kept[rows.shape]
+        if len(self._kept) == MOST_SHAPES:
+            self._kept.clear()
+        one, other = self._begun(rows), self._begun(rows)
+        other = {**one, **{name: other[name] for name in self._states}}
+        steps = [self._step(*pair) for pair in ((one, other), (other, one))]
+        return self._kept.setdefault(rows.shape, _Buffers((one, other), steps))
+
+    def _begun(self, rows: np.ndarray, values: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state before the first step, and what all steps are given; in the values, by default in new ones."""
+        binding, names = self._begin.io_binding(), [one.name for one in self._begin.get_outputs()]
+        binding.bind_cpu_input("source_ids", rows)
+        for name in names:
+            if values is None:
+                binding.bind_output(name, "cuda" if self._on_cuda else "cpu")
+            else:
+                binding.bind_ortvalue_output(name, values[name])
+        self._begin.run_with_iobinding(binding)
+        return values or dict(zip(names, binding.get_outputs(), strict=True))
+
+    def _step(self, before: dict[str, Any], after: dict[str, Any]) -> tuple[Any, Any]:
+        """The binding and the options of a step."""
+        import onnxruntime
+
+        binding, options = self._advance.io_binding(), onnxruntime.RunOptions()
+        for one in self._advance.get_inputs():
+            binding.bind_ortvalue_input(one.name, before[one.name])
+        for output, name in zip(self._outputs, self._states, strict=True):
+            binding.bind_ortvalue_output(output, after[name])
+        if self._on_cuda:  # what is captured has its addresses
+            options.add_run_config_entry("gpu_graph_id", str(next(self._graph_ids)))
+        return binding, options
+
+
+class SteppedModel:
+    """A model whose step is a graph: the base. It has the arguments of the model as attributes.
+
+    Args:
+        session_of: gives the session of a graph by its name.
+        config: the arguments of the model, `num_control_ids` among them.
+    """
+
+    def __init__(self, session_of: Callable[[str], Any], config: Config):
+        vars(self).update(config)
+        self._session_of = session_of
+
+    def step(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
+        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+        feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
+        for argument, past in zip(self._past, cache["beams"], strict=True):
+            rows = past.shape[:2]  # B, K
+            feeds[argument.name] = past.reshape(math.prod(rows), *past.shape[2:])
+        logits, *present = run(self._session_of("step"), None, feeds)
+        return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}
+
+    def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
+        """The part of the cache that the step extends, before the first one."""
+        return [
+            np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
+            for argument in self._past
+        ]
+
+    @property
+    def _past(self) -> list[Any]:
+        return [argument for argument in self._session_of("step").get_inputs() if argument.name.startswith("past_")]
+
+
+class EncoderStepModel(SteppedModel):
+    """A translator in two graphs, encoder and step."""
+
+    def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:
+        """What the step takes of sources (B, S), end included."""
+        encoder = self._session_of("encoder")
+        names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
+        return dict(zip(names, run(encoder, names, {"source_ids": source_ids}), strict=True))
+
+    def init_cache(
+        self, memory: Mapping[str, np.ndarray], source_ids: np.ndarray, num_beams: int, max_length: int
+    ) -> Cache:
+        """The cache before the first step."""
+        return {"beams": self.no_positions(len(source_ids), num_beams), "sentences": memory}
+
+
+class SteppedLanguageModel(SteppedModel):
+    """A language model in one graph. A cache has the ids (B, K, T) that beams read, and what the graph made of them.
+
+    Args:
+        session_of, config: see `SteppedModel`.
+        of_one_stream: whether the model keeps the last cache of a lone text, so that a text which goes on is not read
+            again. Then streams and threads may not share the model.
+    """
+
+    reads_at_once = True  # many positions in one run of the graph, unless it takes one alone
+
+    def __init__(self, session_of: Callable[[str], Any], config: Config, of_one_stream: bool = False):
+        super().__init__(session_of, config)
+        self._of_one_stream = of_one_stream
+        self._last: list[np.ndarray] = []  # the beams of a cache
+
+    def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
+        """The cache before the first step, for prompts (B, P), padded with 0."""
+        read = np.zeros((len(ids), num_beams, 0), "int32")
+        return {"beams": [read, *self.no_positions(len(ids), num_beams)], "sentences": {}}
+
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
+        """As the base has it; or the first positions (T,) of token ids (B, T) at once, without the logits of any."""
+        if np.ndim(index):
+            cache = {**cache, "beams": self._known(token_ids) or cache["beams"]}
+            for _, behind in self._runs(token_ids, cache):
+                cache = behind
+            logits = np.zeros((*token_ids.shape, 0), "float32")
+        else:
+            logits, cache = self._extended(token_ids, cache, token_ids[..., None])
+        if self._of_one_stream and cache["beams"][0].shape[:2] == (1, 1):
+            self._last = cache["beams"]
+        return logits, cache
+
+    def __call__(self, inputs: Mapping[str, np.ndarray], training: bool = False) -> np.ndarray:
+        """Logits (B, T, V) of the token that follows each position, for {"ids": (B, T)}."""
+        ids = inputs["ids"]
+        return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0))], axis=1)
+
+    def _known(self, ids: np.ndarray) -> list[np.ndarray]:
+        """The beams of the last cache, if ids (B, T) go on from what it has read."""
+        read = self._last[0][0] if self._last else ids[:, :0]
+        return self._last if np.array_equal(read, ids[:, : read.shape[-1]]) else []
+
+    def _runs(self, ids: np.ndarray, cache: Cache) -> Iterator[tuple[np.ndarray, Cache]]:
+        """The logits of those positions of ids (B, T) that a cache lacks, run by run, and the cache behind each run."""
+        takes_one = self._session_of("step").get_inputs()[0].shape[1] == "beams"
+        count = 1 if takes_one else max(READ_AT_ONCE // len(ids), 1)
+        for index in range(cache["beams"][0].shape[-1], ids.shape[1], count):
+            some = ids[:, index : index + count]
+            logits, cache = self._extended(some, cache, some[:, None])
+            yield logits, cache
+
+    def _extended(self, token_ids: np.ndarray, cache: Cache, new: np.ndarray) -> tuple[np.ndarray, Cache]:
+        """The logits, and the cache behind the new ids (B, K, T) of its beams, of what the graph takes at once."""
+        read, *beams = cache["beams"]
+        logits, behind = super().step(token_ids, {**cache, "beams": beams}, read.shape[-1])
+        return logits, {**behind, "beams": [np.concatenate([read, new], axis=-1), *behind["beams"]]}
+
+
+class OnnxComputations:
+    """Runs a computation by its graph in ONNX Runtime, as `CompiledComputations` does by Keras. Threads may share it.
+
+    The graph first answers its probes. A language model has one graph, its step: NumPy computes the rest.
+
+    Args:
+        graphs: where the graph is: of one computation, or of the step.
+        config: the arguments of the model, which `model` has as attributes.
+        precision: the precision of the graph.
+        num_threads, provider: as for `OnnxDecoder`.
+
+    Raises:
+        RequestError: the graph or its probes are missing or damaged, or there is no such provider.
+        JobError: the graph does not answer as the model does.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        config: Config,
+        precision: str = "float32",
+        num_threads: int | None = None,
+        provider: str = "auto",
+    ):
+        self._is_step = graphs.step is not None
+        # A step has small results. What many positions have at once shares memory without a plan as well.
+        self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)
+        self._config = config
+        self.model: Any = SimpleNamespace(**config)
+        if self._is_step:
+            self.model = SteppedLanguageModel(self._session_of, config)
+        file = ProbesFile.read(graphs.probes, ComputedProbe.read)
+
+        def compare() -> None:
+            for probe in file.probes:
+                check_computed(probe, self.run(TextLogProbs(), *probe.inputs), precision)
+
+        check_once(file, [graphs.main], runtime_of(self._session), compare)
+
+    def of_one_stream(self) -> OnnxComputations:
+        """The same for one stream alone: a text that goes on is not read again."""
+        other = copy.copy(self)
+        other.model = SteppedLanguageModel(self._session_of, self._config, of_one_stream=True)
+        return other
+
+    def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
+        if not self._is_step:
+            return run(self._session, None, {"ids": arrays[0]})
+        with ops.on(ops.NUMPY):
+            return [*computation.run(self.model, *arrays)]
+
+    def _session_of(self, name: str) -> Any:
+        return self._session
+
+
+def computations_of(model: Any) -> Any:
+    """What runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
+    if isinstance(model, OnnxComputations):
+        return model
+    from keras_transformer.decoding.keras_decoder import CompiledComputations  # imports Keras
+
+    return CompiledComputations(model)
+
+
+def sizes_before(argument: Any) -> list[int]:
+    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
+    return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
+
+
+def element_type(name: str) -> str:
+    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
+    return "float16" if "float16" in name else "float32"
