@@ -209,7 +209,7 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
 THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
-        "decoding/pipelines", "decoding/onnx_decoder", "decoding/onnx_graphs", "importing/layouts", "importing/t5",
+        "decoding/attention_maps", "decoding/onnx_decoder", "decoding/onnx_graphs", "importing/layouts", "importing/t5",
         "layers/score", "models/transformer", "plots/page",
     )),
 }  # fmt: skip

@@ -41,6 +41,7 @@ NUM_ITEMS = 20  # that are listed
 MOST_STORED = 40  # choices of a text, where the model is not there
 DIVISIONS = 8  # how many ways to divide a text into pieces are compared with what an artefact chose
 Ids = tuple[int, ...]
+Choice = str | int  # a label, an item, or the id of a piece
 Outputs = dict[str, Tensor]
 Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
@@ -53,20 +54,20 @@ def valid_ids(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
 
 
 def known_ids(ids: Tensor, vocabulary_size: int) -> Tensor:
-    """Ids (B, S), without pad in front of them; those that the vocabulary lacks are replaced by unknown."""
+    """Removes pad in front of ids (B, S), and replaces those that the vocabulary lacks by unknown."""
     begun = ops.cumsum(ops.cast(ids != PAD, "int32"), axis=1)  # (B, S) 0 in front of the first id
     ids = rows_from(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
     return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
 
 
 def with_a_column(ids: Tensor) -> Tensor:
-    """Ids (B, S); where S is 0, one column of pad, because not all operators take no numbers."""
+    """Gives ids (B, 0) a column of pad, because not all operators take no numbers; others (B, S) stay."""
     batch_size, width = ops.shape(ids)
     return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
 def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
-    """Rows (B, S) from their starts (B,) on, then pad."""
+    """Shifts rows (B, S) to the left: each begins with its start (B,), and ends with pad."""
     width = ops.shape(ids)[1]
     places = ops.arange(width, dtype="int32") + starts[:, None]
     rows = ops.take_along_axis(ids, ops.minimum(places, width - 1), axis=1)
@@ -74,31 +75,31 @@ def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
 
 
 def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
-    """(B,) The most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
+    """Returns (B,) the most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, longest(lengths), 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
 
 
 def longest_of(lengths: Tensor) -> Tensor:
-    """The largest of lengths (B,) int32, at least 1; also of none."""
+    """Returns the largest of lengths (B,) int32, at least 1; also of none."""
     return ops.max(ops.concatenate([lengths, ops.ones((1,), "int32")], axis=0))
 
 
-def with_end(pieces: Any) -> Tensor:
-    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the end id, padded."""
+def with_end(pieces: Tensor) -> Tensor:
+    """Pads a tokenizer's ragged ids (B, pieces) to ids (B, S), with the end id."""
     ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
     end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
     return tf.where(end, END, ids)
 
 
-def between_ends(pieces: object) -> Tensor:
-    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the start id and the end id, padded."""
+def between_ends(pieces: Tensor) -> Tensor:
+    """Pads a tokenizer's ragged ids (B, pieces) to ids (B, S), with the start id and the end id."""
     return tf.pad(with_end(pieces), [[0, 0], [1, 0]], constant_values=START)
 
 
-def pieces_of(ids: Tensor) -> Any:
-    """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
+def pieces_of(ids: Tensor) -> Tensor:
+    """Returns emitted ids (rows, L) as ragged ids for a tokenizer, without end and pad."""
     is_piece = (ids != PAD) & (ids != START) & (ids != END)
     lengths = tf.reduce_sum(
         tf.cast(is_piece, tf.int32), axis=1
@@ -146,7 +147,7 @@ class Vocabularies:
         source, target: the vocabularies of what is read and of what is written.
     """
 
-    def __init__(self, signature: type[Any], source: Tokenizer, target: Tokenizer):
+    def __init__(self, signature: type[Signature], source: Tokenizer, target: Tokenizer):
         self.source, self.target = source, target
         self.signature = signature
 
@@ -212,15 +213,15 @@ class Ranking(NamedTuple):
         others: the most that a choice has that is not among them.
     """
 
-    probabilities: dict[Any, float]
+    probabilities: Mapping[Choice, float]
     others: float = 0.0
 
     @property
-    def best(self) -> Any:
+    def best(self) -> Choice:
         """The likeliest choice."""
         return next(iter(self.probabilities))
 
-    def gap(self, choice: object, probability: float) -> float:
+    def gap(self, choice: Choice, probability: float) -> float:
         """How far a probability is from the model's for this choice."""
         if choice in self.probabilities:
             return abs(probability - self.probabilities[choice])
@@ -232,7 +233,7 @@ class Ranking(NamedTuple):
         others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
         return Ranking(dict(listed[:MOST_STORED]), others)
 
-    def loss(self, choice: object) -> float:
+    def loss(self, choice: Choice) -> float:
         """How much less probable the model finds a choice than its best one."""
         return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
 
@@ -245,7 +246,7 @@ class ReferenceOutputs(NamedTuple):
 
 
 def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
-    """The ranking of labels with these probabilities."""
+    """Ranks labels by their probabilities."""
     return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
 
 
@@ -283,7 +284,7 @@ class Signature:
         self.decoding = decoding or Decoding.of(pipeline)
         self.index_dtype = index_dtype
 
-    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
+    def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
 
@@ -317,7 +318,7 @@ class Signature:
         """What the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
         raise NotImplementedError
 
-    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+    def of_pieces(self, pieces: Tensor, texts: Detokenize) -> Outputs:
         """What the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
         raise NotImplementedError
 
@@ -397,7 +398,7 @@ class Searching(Signature):
     The outputs are the ids of the best hypothesis, or its text, and its score; or the texts of all and their scores.
     """
 
-    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
+    def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         return {**super().signatures(), "n_best": self.n_best}
 
     @classmethod
@@ -410,20 +411,20 @@ class Searching(Signature):
         ids, scores = self.search(ids, self.decoding.one_best())
         return {next(iter(self.ids_outputs)): ids[:, 0], "score": scores[:, 0]}
 
-    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+    def of_pieces(self, pieces: Tensor, texts: Detokenize) -> Outputs:
         ids, scores = self.search(self.ids_of(pieces), self.decoding.one_best())
         # LiteRT's detokenizer reports one text, however many it gives; `take` sets the right shape.
         best = ops.take(texts(ids[:, 0]), ops.arange(ops.shape(scores)[0]))
         return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
 
-    def n_best(self, pieces: object, texts: Detokenize) -> Outputs:
+    def n_best(self, pieces: Tensor, texts: Detokenize) -> Outputs:
         """The texts (B, n) and scores (B, n) of the best hypotheses."""
         ids, scores = self.search(self.ids_of(pieces), self.decoding)
         rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
         found = ops.reshape(texts(rows), ops.shape(scores)), scores
         return dict(zip(self.outputs("n_best", True), found, strict=True))
 
-    def ids_of(self, pieces: object) -> Tensor:
+    def ids_of(self, pieces: Tensor) -> Tensor:
         """What the search takes of ragged ids (B, pieces)."""
         raise NotImplementedError
 
@@ -433,13 +434,13 @@ class Searching(Signature):
 
 
 def likeliest_labels(labels: Sequence[str], probabilities: Tensor) -> Tensor:
-    """The likeliest label (B,) of probabilities (B, C)."""
+    """Returns the likeliest label (B,) of probabilities (B, C)."""
     # Keras's own `argmax` takes bits, which LiteRT cannot.
     return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))
 
 
 def first_lines(path: Path, text_of: Callable[[str], str] = str) -> list[str]:
-    """The first texts of a run's validation text that are not blank.
+    """Reads the first texts of a run's validation text that are not blank.
 
     Args:
         path: the file.

@@ -30,7 +30,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[str]) -> Tokens:
-        """Pieces of a vocabulary. A word begins with a space, so a script without spaces has words of many pieces."""
+        """Makes tokens of pieces. A word begins with a space, so a script without spaces has words of many pieces."""
         labels = tuple(pieces)
         alone = {CONTROL_PIECES[START], CONTROL_PIECES[END], LINE_BREAK}
         begins = [
@@ -41,19 +41,19 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of_whole(cls, labels: Iterable[str]) -> Tokens:
-        """Tokens that are words by themselves, such as the items of a history."""
+        """Makes tokens that are words by themselves, such as the items of a history."""
         labels = tuple(labels)
         return cls(labels, tuple(range(len(labels))))
 
     def joined(self) -> Tokens:
-        """The words."""
+        """Returns the words."""
         words = [""] * (self.words[-1] + 1 if self.words else 0)
         for label, word in zip(self.labels, self.words, strict=True):
             words[word] += label
         return Tokens.of_whole(word.removeprefix(SPACE) or word for word in words)
 
     def place_of(self, word: str) -> int:
-        """The place, from 0, of the first token that is a word: as it stands, or between signs, as in `tired.`.
+        """Finds the place, from 0, of the first token that is a word: as it stands, or between signs, as in `tired.`.
 
         Raises:
             RequestError: no token is this word.
@@ -81,7 +81,7 @@ class Attention(NamedTuple):
     scores: np.ndarray
 
     def joined(self) -> Attention:
-        """The attention between words: a word's keys are added up, its queries are averaged.
+        """Returns the attention between words: a word's keys are added up, its queries are averaged.
 
         Reference: Clark et al. 2019, "What Does BERT Look At?" (arXiv 1906.04341), section 4.1.
         """
@@ -91,7 +91,7 @@ class Attention(NamedTuple):
         return Attention(self.queries.joined(), self.keys.joined(), by_word.astype("float32"))
 
     def mean_distances(self) -> np.ndarray:
-        """How far each head looks, (layers, heads), in tokens: near-sighted heads have small numbers.
+        """Returns how far each head looks, (layers, heads), in tokens: near-sighted heads have small numbers.
 
         It has a meaning only in self-attention, where queries and keys are places of the same text.
         """
@@ -102,7 +102,7 @@ class Attention(NamedTuple):
 def translation_attention(
     model: FamilyModel, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Attention]:
-    """The attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
+    """Returns the attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
     encoded, read, written = [*source, END], [START, *target], [*target, END]
     sources, reads, writes = (
         Tokens.of_pieces(tokenizer.pieces(ids))
@@ -115,7 +115,7 @@ def translation_attention(
 
 
 def text_attention(model: FamilyModel, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
-    """The attention of a model of one stack for a text in pieces."""
+    """Returns the attention of a model of one stack for a text in pieces."""
     tokens = Tokens.of_pieces(tokenizer.pieces(ids))
     return attention_of(model, {"ids": padded([ids])}, {"self": (tokens, tokens)})
 
@@ -123,7 +123,7 @@ def text_attention(model: FamilyModel, ids: Ids, tokenizer: Tokenizer) -> dict[s
 def attention_of(
     model: FamilyModel, inputs: Mapping[str, np.ndarray], tokens: Mapping[str, tuple[Tokens, Tokens]]
 ) -> dict[str, Attention]:
-    """The attentions of a model for one text.
+    """Returns the attentions of a model for one text.
 
     Args:
         model: a model of the family.

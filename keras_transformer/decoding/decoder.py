@@ -26,8 +26,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def mapped(function: Callable[[Item], Result], items: Sequence[Item], num_threads: int) -> Iterator[Result]:
-    """The results of a function, in order, from so many threads; an error cancels what has not begun."""
+def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item], num_threads: int) -> Iterator[Result]:
+    """Yields the results of a function, in order, from so many threads; an error cancels what has not begun."""
     if min(num_threads, len(items)) <= 1:
         yield from map(function, items)
         return
@@ -38,8 +38,8 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item], num_thread
         pool.shutdown(cancel_futures=True)
 
 
-def divided(batches: Sequence[list[Item]], count: int) -> list[list[Item]]:
-    """The batches, of which the largest are halved until there are `count`, if there are so many items."""
+def split_batches(batches: Sequence[list[Item]], count: int) -> list[list[Item]]:
+    """Halves the largest batches until there are `count`, if there are so many items."""
     batches = [batch for batch in batches if batch]
     while len(batches) < count and max(map(len, batches), default=0) > 1:
         place = max(range(len(batches)), key=lambda place: len(batches[place]))
@@ -114,7 +114,7 @@ def scores_of(
     lengths: Sequence[int],
     batch_size: int,
 ) -> list[Score]:
-    """The model's probability of what is written for each text that it reads.
+    """Returns the model's probability of what is written for each text that it reads.
 
     Args:
         log_probs: log P of each text of a batch.
@@ -157,15 +157,15 @@ class Decoder(ABC):
         Batches are divided until there is one for each thread.
         """
         num_parallel = self._num_parallel_for(options)
-        batches = divided(batches, num_parallel)
-        yield from mapped(lambda batch: self.decode(batch, options), batches, num_parallel)
+        batches = split_batches(batches, num_parallel)
+        yield from map_in_threads(lambda batch: self.decode(batch, options), batches, num_parallel)
 
     def _num_parallel_for(self, options: SearchOptions) -> int:
-        """How many batches are decoded side by side with these options."""
+        """Returns how many batches are decoded side by side with these options."""
         return self.num_parallel
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
-        """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`.
+        """Decodes a batch: returns its hypotheses, those of one sentence together, in the order of `Translator.stream`.
 
         Raises:
             JobError: a sentence has none, because probabilities are not numbers.
@@ -224,15 +224,15 @@ class Decoder(ABC):
 
     @abstractmethod
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        """The best hypotheses of a batch."""
+        """Finds the best hypotheses of a batch."""
 
     @abstractmethod
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """ids (B, K, L) and log P (B, K) of random hypotheses; `uniforms` (B, K, L) in [0, 1) decide each draw."""
+        """Draws hypotheses by `uniforms` (B, K, L) in [0, 1): their ids (B, K, L) and log P (B, K)."""
 
     @abstractmethod
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
-        """The alignment of each hypothesis, as `Hypothesis` describes it.
+        """Aligns each hypothesis, as `Hypothesis` describes it.
 
         Raises:
             RequestError: the model does not tell its attention.
@@ -240,7 +240,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        """log P (B,) of each target as it is given; the end counts only where the ids include it.
+        """Returns log P (B,) of each target as it is given; the end counts only where the ids include it.
 
         Args:
             sources: the pieces of each source, without an end.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
 SIZES, SIZE = ("max_source_length", "vocabulary_size", "num_control_ids"), whole(0, 2**31 - 1)
 # What a graph must tell.
 OF_GRAPH = having(decoding=str, model=str, precision=one_of(PRECISIONS))
@@ -33,7 +36,7 @@ MODEL = having(**dict.fromkeys(SIZES, SIZE), source_vocabulary_size=or_null(SIZE
 FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
-# What is checked together, under the name of the graph that is run most.
+# The graphs whose answers are checked together, by the name of the one that is run most.
 CHECKED = {"translate": ("translate",), "step": ("encoder", "step"), "advance": STAGES}
 
 
@@ -63,7 +66,7 @@ class OnnxDecoder(Decoder):
         self._lock = threading.Lock()
         self._checking = threading.RLock()
         self._checked: set[str] = set()
-        self._sessions: dict[Path, Any] = {}
+        self._sessions: dict[Path, InferenceSession] = {}
         self._staged_search: StagedSearch | None = None
         self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
@@ -112,7 +115,7 @@ class OnnxDecoder(Decoder):
         return Found(*self._by_halves(arrays, options))
 
     def serves(self, options: SearchOptions) -> bool:
-        """Whether the search inside the translator is the one that the options describe."""
+        """Tells whether the search inside the translator is the one that the options describe."""
         if self.graphs.translate is None:
             return False
         baked = self.metadata["decoding"]
@@ -203,7 +206,7 @@ class OnnxDecoder(Decoder):
             totals += np.where(labels[:, index] == PAD, 0, chosen)
         return totals
 
-    def _session(self, name: str) -> Any:
+    def _session(self, name: str) -> InferenceSession:
         """The session of a graph, opened when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:
@@ -285,6 +288,6 @@ class OnnxDecoder(Decoder):
 
 
 def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:
-    """The ids of a row without pad, and log P by its score."""
+    """Makes an answer of the ids of a row and of its score."""
     ids = [int(id) for id in row if id != PAD]
     return Answer(ids, score * penalty(len(ids), length_penalty))

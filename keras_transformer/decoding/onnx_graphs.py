@@ -28,15 +28,19 @@ from keras_transformer.checking.probes import (
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.ops import Tensor
 from keras_transformer.runs.export_folder import STAGES, Graphs
 from keras_transformer.search.loop import Cache
 from keras_transformer.spec.options import Config
 from keras_transformer.text.sentences import in_few_shapes
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, IOBinding, NodeArg, OrtValue, RunOptions
 
-    from keras_transformer.decoding.keras_decoder import Computation
+    from keras_transformer.decoding.keras_decoder import CompiledComputations, Computation
+    from keras_transformer.models.base import FamilyModel
+
+    Provider = str | tuple[str, dict[str, int]]  # its name, perhaps with its options
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # Sources are padded to few shapes, because a GPU keeps a step for each.
@@ -46,7 +50,7 @@ STEPS_UNSEEN = 4  # after so many the host looks which sentences are done: a loo
 
 
 def has_cuda() -> bool:
-    """Whether the ONNX Runtime that is installed is one for NVIDIA's GPUs."""
+    """Tells whether the ONNX Runtime that is installed is one for NVIDIA's GPUs."""
     import onnxruntime
 
     return CUDA in onnxruntime.get_available_providers()
@@ -55,7 +59,7 @@ def has_cuda() -> bool:
 def open_session(
     path: Path, num_threads: int, provider: str = "auto", captures: bool = False, plans_memory: bool = True
 ) -> InferenceSession:
-    """A session for a graph.
+    """Opens a session for a graph.
 
     Args:
         path: the path of the graph.
@@ -94,8 +98,8 @@ def open_session(
     return session
 
 
-def _providers(provider: str, captures: bool) -> list[Any]:
-    """The providers to ask for, the first before the others, with their options."""
+def _providers(provider: str, captures: bool) -> list[Provider]:
+    """Returns the providers to ask for, the first before the others."""
     if provider == "cpu" or not has_cuda():
         return [CPU]
     import onnxruntime
@@ -105,7 +109,7 @@ def _providers(provider: str, captures: bool) -> list[Any]:
 
 
 def runtime_of(session: InferenceSession) -> Runtime:
-    """What runs a session."""
+    """Tells what runs a session."""
     import onnxruntime
 
     provider = session.get_providers()[0]
@@ -113,7 +117,7 @@ def runtime_of(session: InferenceSession) -> Runtime:
 
 
 def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a graph, all of them if `names` is None.
+    """Runs a graph and returns its outputs, all of them if `names` is None.
 
     Raises:
         JobError: ONNX Runtime could not compute them.
@@ -125,7 +129,7 @@ def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.
 
 
 def stopped(error: Exception) -> JobError:
-    """The error that ONNX Runtime could not compute something."""
+    """Makes a JobError of a failure of ONNX Runtime."""
     reason = " ".join(str(error).split())[:300]
     return JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}")
 
@@ -133,8 +137,10 @@ def stopped(error: Exception) -> JobError:
 class _Buffers(NamedTuple):
     """What the steps for batches of one shape read and write."""
 
-    values: tuple[dict[str, Any], dict[str, Any]]  # by the names of the inputs of a step: the two share what is given
-    steps: list[tuple[Any, Any]]  # bindings and options of a step from the first to the second, and back
+    values: tuple[
+        dict[str, OrtValue], dict[str, OrtValue]
+    ]  # by the names of the inputs of a step: the two share what is given
+    steps: list[tuple[IOBinding, RunOptions]]  # bindings and options of a step from the first to the second, and back
 
 
 class StagedSearch:
@@ -171,7 +177,7 @@ class StagedSearch:
         self._thread = ThreadPoolExecutor(1)
 
     def search(self, source_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The hypotheses of sources (B, S): ids (B, n, L) int32 and scores (B, n), the best first.
+        """Finds the hypotheses of sources (B, S): ids (B, n, L) int32 and scores (B, n), the best first.
 
         Raises:
             JobError: ONNX Runtime could not compute them.
@@ -212,7 +218,7 @@ class StagedSearch:
         steps = [self._step(*pair) for pair in ((one, other), (other, one))]
         return self._kept.setdefault(rows.shape, _Buffers((one, other), steps))
 
-    def _begun(self, rows: np.ndarray, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _begun(self, rows: np.ndarray, values: dict[str, OrtValue] | None = None) -> dict[str, OrtValue]:
         """The state before the first step, and what all steps are given; in the values, by default in new ones."""
         binding, names = self._begin.io_binding(), [one.name for one in self._begin.get_outputs()]
         binding.bind_cpu_input("source_ids", rows)
@@ -224,7 +230,7 @@ class StagedSearch:
         self._begin.run_with_iobinding(binding)
         return values or dict(zip(names, binding.get_outputs(), strict=True))
 
-    def _step(self, before: dict[str, Any], after: dict[str, Any]) -> tuple[Any, Any]:
+    def _step(self, before: dict[str, OrtValue], after: dict[str, OrtValue]) -> tuple[IOBinding, RunOptions]:
         """The binding and the options of a step."""
         import onnxruntime
 
@@ -246,12 +252,12 @@ class SteppedModel:
         config: the arguments of the model, `num_control_ids` among them.
     """
 
-    def __init__(self, session_of: Callable[[str], Any], config: Config):
+    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config):
         vars(self).update(config)
         self._session_of = session_of
 
-    def step(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
-        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
+        """Takes the `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):
             rows = past.shape[:2]  # B, K
@@ -260,14 +266,14 @@ class SteppedModel:
         return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}
 
     def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
-        """The part of the cache that the step extends, before the first one."""
+        """Returns an empty cache of keys and values."""
         return [
             np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
             for argument in self._past
         ]
 
     @property
-    def _past(self) -> list[Any]:
+    def _past(self) -> list[NodeArg]:
         return [argument for argument in self._session_of("step").get_inputs() if argument.name.startswith("past_")]
 
 
@@ -275,7 +281,7 @@ class EncoderStepModel(SteppedModel):
     """A translator in two graphs, encoder and step."""
 
     def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:
-        """What the step takes of sources (B, S), end included."""
+        """Returns what the step takes of sources (B, S), end included."""
         encoder = self._session_of("encoder")
         names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
         return dict(zip(names, run(encoder, names, {"source_ids": source_ids}), strict=True))
@@ -283,7 +289,7 @@ class EncoderStepModel(SteppedModel):
     def init_cache(
         self, memory: Mapping[str, np.ndarray], source_ids: np.ndarray, num_beams: int, max_length: int
     ) -> Cache:
-        """The cache before the first step."""
+        """Returns the cache before the first step."""
         return {"beams": self.no_positions(len(source_ids), num_beams), "sentences": memory}
 
 
@@ -298,18 +304,18 @@ class SteppedLanguageModel(SteppedModel):
 
     reads_at_once = True  # many positions in one run of the graph, unless it takes one alone
 
-    def __init__(self, session_of: Callable[[str], Any], config: Config, of_one_stream: bool = False):
+    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config, of_one_stream: bool = False):
         super().__init__(session_of, config)
         self._of_one_stream = of_one_stream
         self._last: list[np.ndarray] = []  # the beams of a cache
 
     def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
-        """The cache before the first step, for prompts (B, P), padded with 0."""
+        """Returns the cache before the first step, for prompts (B, P), padded with 0."""
         read = np.zeros((len(ids), num_beams, 0), "int32")
         return {"beams": [read, *self.no_positions(len(ids), num_beams)], "sentences": {}}
 
-    def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
-        """As the base has it; or the first positions (T,) of token ids (B, T) at once, without the logits of any."""
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
+        """Takes a step as the base does; or reads the first positions (T,) of ids (B, T) at once, without logits."""
         if np.ndim(index):
             cache = {**cache, "beams": self._known(token_ids) or cache["beams"]}
             for _, behind in self._runs(token_ids, cache):
@@ -387,24 +393,24 @@ class OnnxComputations:
         check_once(file, [graphs.main], runtime_of(self._session), compare)
 
     def of_one_stream(self) -> OnnxComputations:
-        """The same for one stream alone: a text that goes on is not read again."""
+        """Returns the same for one stream alone: a text that goes on is not read again."""
         other = copy.copy(self)
         other.model = SteppedLanguageModel(self._session_of, self._config, of_one_stream=True)
         return other
 
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
+        """Returns the results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
         if not self._is_step:
             return run(self._session, None, {"ids": arrays[0]})
         with ops.on(ops.NUMPY):
             return [*computation.run(self.model, *arrays)]
 
-    def _session_of(self, name: str) -> Any:
+    def _session_of(self, name: str) -> InferenceSession:
         return self._session
 
 
-def computations_of(model: Any) -> Any:
-    """What runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
+def computations_of(model: FamilyModel | OnnxComputations) -> CompiledComputations | OnnxComputations:
+    """Returns what runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
     if isinstance(model, OnnxComputations):
         return model
     from keras_transformer.decoding.keras_decoder import CompiledComputations  # imports Keras
@@ -412,11 +418,11 @@ def computations_of(model: Any) -> Any:
     return CompiledComputations(model)
 
 
-def sizes_before(argument: Any) -> list[int]:
-    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
+def sizes_before(argument: NodeArg) -> list[int]:
+    """Returns the sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
     return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
 
 
 def element_type(name: str) -> str:
-    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
+    """Returns NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
     return "float16" if "float16" in name else "float32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """A model with what stands between it and the world. The house asks of it what is here; the rest is its task's."""
+    """Holds a model, and what turns texts, or what else it is asked, into its inputs, and its outputs into answers.
+
+    All tasks share what is here; the rest is the task's.
+    """
 
     model: Any
-    attention: Any  # the method that tells where the model looks: its first argument is what the model takes
+    attention: Callable[..., dict[str, Attention]]  # tells where the model looks; takes what the model takes
     takes_target = False  # whether `attention` takes a second one, what the model is to write
 
     @property
@@ -72,7 +75,7 @@ class Pipeline:
         return None
 
     def about(self) -> dict[str, str]:
-        """What an artefact says of it, beside what all artefacts say."""
+        """Returns what an artefact says of it, beside what all artefacts say."""
         return {}
 
     def save_vocabularies(self, folder: Path) -> None:
@@ -82,7 +85,7 @@ class Pipeline:
             tokenizer.save(path.with_suffix(tokenizer.suffix))
 
     def sections(self) -> Config:
-        """What a run's config.json says of it, beside what all say."""
+        """Returns what a run's config.json says of it, beside what all say."""
         return {}
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -101,7 +104,7 @@ class Pipeline:
         write_run(path, overwrite, self.task, twin_of(self.model), sections, lambda to: self.save_vocabularies(to.path))
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        """The attentions of what a command line gives.
+        """Returns the attentions of what a command line gives.
 
         Raises:
             RequestError: the model takes no target.
@@ -141,7 +144,7 @@ class PieceVectors:
         self._text = [id for id, surface in enumerate(tokenizer.surfaces()) if surface and id != UNKNOWN]
 
     def neighbours(self, word: str, count: int = 10) -> list[Neighbour]:
-        """The pieces whose vectors are nearest to a word's by cosine, the nearest first, without the word itself.
+        """Finds the pieces whose vectors are nearest to a word's by cosine, the nearest first, without the word itself.
 
         Args:
             word: a word that is one piece, or a piece as the vocabulary spells it.
@@ -158,7 +161,7 @@ class PieceVectors:
         return [Neighbour(self._spellings[others[place]], float(cosines[place])) for place in nearest]
 
     def id(self, word: str) -> int:
-        """The id of the piece that begins with a space and is the word, or else of the piece that is spelled so.
+        """Finds the id of the piece that begins with a space and is the word, or else of the piece that is spelled so.
 
         Raises:
             RequestError: there is none, or `word` is no string.
@@ -176,12 +179,12 @@ class PieceVectors:
 
 
 def takes_text(config: Config) -> bool:
-    """Whether the model of a run's `config.json` takes text."""
+    """Tells whether the model of a run's `config.json` takes text."""
     return bool(TASKS[task_of(config)].signature(config).text_stem)
 
 
 def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
-    """The vectors of a run folder of a model of text; of a translator those of the source. Nothing in it is executed.
+    """Loads the vectors of the run of a model of text; of a translator those of the source. Nothing in it is executed.
 
     Raises:
         RequestError: the folder holds no run of a model of text, no model yet, or a file is damaged.
@@ -198,7 +201,7 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
 
 
 def decoder_of(model: Transformer | Decoder) -> Decoder:
-    """The decoder of a model, or the decoder that is given."""
+    """Returns the decoder of a model, or the decoder that is given."""
     if isinstance(model, Decoder):
         return model
     from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras

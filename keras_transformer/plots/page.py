@@ -1,4 +1,4 @@
-"""Where tokens look: as lines between words, as a picture of each head, and as a page to explore."""
+"""Shows where tokens look: as lines between words, as a picture of each head, and as a page to explore."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from keras_transformer.decoding.attention_maps import Attention, Tokens
@@ -59,7 +60,7 @@ class WordLines(NamedTuple):
 
 
 def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
-    """The queries on the left, the keys on the right, and lines from one query, the wider the larger the score.
+    """Draws lines from one query on the left to the keys on the right, the wider the larger the score.
 
     Args:
         panels: side by side, in rows.
@@ -81,7 +82,7 @@ def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> None:
+def _draw_lines(axes: Axes, panel: WordLines, most: int, families: list[str]) -> None:
     scores = panel.attention.scores[panel.layer, panel.head, panel.query]
     style = {"family": families, "parse_math": False, "verticalalignment": "center"}
     for place, label in enumerate(panel.attention.queries.labels):
@@ -103,7 +104,7 @@ def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> 
 def attention_picture(
     attentions: Mapping[str, Attention], layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Figure:
-    """A heat map for each head of each attention, the darker the larger the score, from 0 to 1.
+    """Draws a heat map for each head of each attention, the darker the larger the score, from 0 to 1.
 
     Args:
         attentions: as `Translator.attention` gives them, in pieces or joined to words.
@@ -131,7 +132,7 @@ def attention_picture(
 
 
 def chosen(one: Attention, layers: Sequence[int] | None, heads: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """Layers and heads, counted from 0, of those that are given from 1; all where None are given.
+    """Counts layers and heads from 0 that are given from 1; all where None are given.
 
     Raises:
         IndexError: there is no such layer or head.
@@ -146,12 +147,12 @@ def chosen(one: Attention, layers: Sequence[int] | None, heads: Sequence[int] | 
 
 
 def _size(one: Attention, num_layers: int, num_heads: int) -> tuple[float, float]:
-    """Width and height of a block, in inches."""
+    """Returns the width and height of a block, in inches."""
     height, width = (MARGIN + INCHES_OF_TOKEN * max(4, len(tokens.labels)) for tokens in (one.queries, one.keys))
     return num_heads * width, num_layers * (height + 0.3) + 0.4
 
 
-def _draw_heads(axes: Any, one: Attention, layer: int, head: int, families: list[str]) -> None:
+def _draw_heads(axes: Axes, one: Attention, layer: int, head: int, families: list[str]) -> None:
     axes.imshow(one.scores[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     axes.set_title(f"head {layer + 1}.{head + 1}", fontsize="small")
     style = {"fontsize": "x-small", "family": families, "parse_math": False}
@@ -161,7 +162,7 @@ def _draw_heads(axes: Any, one: Attention, layer: int, head: int, families: list
 
 
 def attention_page(attentions: Mapping[str, Attention], title: str = "Attention") -> str:
-    """A page with the attentions of one text: lines between words, heat maps, and every head's mean distance.
+    """Writes a page with the attentions of one text: lines between words, heat maps, and every head's mean distance.
 
     Args:
         attentions: by their names, as the method `attention` of each kind of model gives them: "encoder", "decoder"
@@ -185,7 +186,7 @@ def attention_page(attentions: Mapping[str, Attention], title: str = "Attention"
 
 
 def _described(name: str, attention: Attention) -> Config:
-    """What the page's script reads of an attention."""
+    """Returns what the page's script reads of an attention."""
     title, rows, columns = _TEXTS[name]
     distances = {}
     if name != "cross":
@@ -208,7 +209,7 @@ def _tokens(tokens: Tokens) -> Config:
 
 
 def _bytes(scores: np.ndarray) -> np.ndarray:
-    """The scores in 255ths, uint8.
+    """Returns the scores in 255ths, uint8.
 
     The running sum of a row is rounded, rather than each score. So every score is right within 1/255, and so is the
     sum of the keys of a word, however many they are. A row keeps its sum, even where each of its scores is tiny.
