@@ -100,21 +100,12 @@ class Alignment:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """The probability of given translations."""
+    """The probability of labels, as in training."""
 
-    def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """Returns log P (B,) of the labels (B, T)."""
-        logits = model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
-        return (log_probs_of(logits, labels),)
-
-
-@dataclass(frozen=True)
-class TokenLogProbs:
-    """The probability of labels by a model of tokens, as in training."""
-
-    def run(self, model: FamilyModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """Returns log P (B,) of the labels (B, T) of the ids (B, T)."""
-        return (log_probs_of(model({"ids": ids}, training=False), labels),)
+    def run(self, model: FamilyModel, *arrays: Tensor) -> tuple[Tensor]:
+        """Returns log P (B,) of the labels (B, T), which stand behind what the model takes."""
+        *inputs, labels = arrays
+        return (log_probs_of(model(dict(zip(model.takes, inputs, strict=True)), training=False), labels),)
 
 
 @dataclass(frozen=True)

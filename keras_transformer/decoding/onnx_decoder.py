@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOp
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
 
 SIZES, SIZE = ("max_source_length", "vocabulary_size", "num_control_ids"), whole(0, 2**31 - 1)
 # What a graph must tell.
@@ -66,7 +63,7 @@ class OnnxDecoder(Decoder):
         self._lock = threading.Lock()
         self._checking = threading.RLock()
         self._checked: set[str] = set()
-        self._sessions: dict[Path, InferenceSession] = {}
+        self._sessions: dict[Path, Any] = {}
         self._staged_search: StagedSearch | None = None
         self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
@@ -206,7 +203,7 @@ class OnnxDecoder(Decoder):
             totals += np.where(labels[:, index] == PAD, 0, chosen)
         return totals
 
-    def _session(self, name: str) -> InferenceSession:
+    def _session(self, name: str) -> Any:
         """The session of a graph, opened when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:

@@ -21,12 +21,6 @@ from keras_transformer.spec.options import Config
 
 INCHES_OF_LINE = 0.26  # the height of a word's line
 SHOWN = 0.01  # the smallest score with a line
-TITLES = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "encoder-decoder attention",
-    "self": "self-attention",
-}
 INCHES_OF_TOKEN = 0.17  # the width of a token
 MARGIN = 0.9  # inches, for the names of tokens
 # For each attention its name for readers, and what its rows and its columns are.
@@ -123,7 +117,7 @@ def attention_picture(
     figure = Figure((max(width for width, _ in sizes), sum(height for _, height in sizes)), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, height_ratios=[height for _, height in sizes], squeeze=False)[:, 0]
     for part, (name, rows, columns) in zip(parts, blocks, strict=True):
-        part.suptitle(TITLES.get(name, name))
+        part.suptitle(_TEXTS[name][0].lower() if name in _TEXTS else name)
         grid = part.subplots(len(rows), len(columns), squeeze=False)
         for layer, maps in zip(rows, grid, strict=True):
             for head, axes in zip(columns, maps, strict=True):

@@ -15,23 +15,8 @@ from typing import NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
-from keras_transformer.search.loop import (
-    NO_HYPOTHESIS,
-    Bounds,
-    Cache,
-    Step,
-    count_true,
-    exists,
-    fill_prompt,
-    gather_beams,
-    id_at,
-    initial_state,
-    is_permitted,
-    k_best,
-    make_bounds,
-    reorder_cache,
-    run_loop,
-)
+from keras_transformer.search import loop
+from keras_transformer.search.loop import NO_HYPOTHESIS, Bounds, Cache, Step
 from keras_transformer.spec import lengths
 from keras_transformer.text.tokenizer import END, PAD
 
@@ -92,7 +77,7 @@ def beam_search(
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
-    bounds = make_bounds(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
+    bounds = loop.make_bounds(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
 
     def advance(state: BeamState, bounds: Bounds) -> BeamState:
         logits, cache = step(state.token_ids, state.cache, state.index)
@@ -100,7 +85,7 @@ def beam_search(
         return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
     start = start_beams(cache, bounds, num_beams, n_best or num_beams, index, num_control_ids)
-    end = run_loop(advance, start, lambda state: state.done, bounds, first_beams)
+    end = loop.run_loop(advance, start, lambda state: state.done, bounds, first_beams)
     return best_hypotheses(end, bounds, length_penalty)
 
 
@@ -108,12 +93,12 @@ def start_beams(
     cache: Cache, bounds: Bounds, num_beams: int, n_best: int, index: Tensor | None = None, num_control_ids: int = 4
 ) -> BeamState:
     """Returns the first state: an empty live hypothesis of each sentence; of a blank one a finished one with an end."""
-    start = initial_state(bounds, num_beams, index)
+    start = loop.initial_state(bounds, num_beams, index)
     first = ops.arange(num_beams) == 0  # (K,)
     return BeamState(
         index=start.index,
         token_ids=start.token_ids,
-        live_ids=fill_prompt(ops.zeros_like(start.ids), index, num_control_ids),
+        live_ids=loop.fill_prompt(ops.zeros_like(start.ids), index, num_control_ids),
         live_log_probs=ops.where(first & ~start.is_blank, 0.0, NO_HYPOTHESIS),
         finished_ids=start.ids[:, :n_best],
         finished_scores=ops.where(first & start.is_blank, 0.0, NO_HYPOTHESIS)[:, :n_best],
@@ -138,11 +123,11 @@ def continuations(
     """
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))
     count = min(num_candidates(num_beams) + num_control_ids - 1, ops.shape(log_probs)[-1])
-    best, token_ids = k_best(log_probs, count, state.index.dtype)
-    best = ops.where(is_permitted(token_ids, num_control_ids), best, NO_HYPOTHESIS)
+    best, token_ids = loop.k_best(log_probs, count, state.index.dtype)
+    best = ops.where(loop.is_permitted(token_ids, num_control_ids), best, NO_HYPOTHESIS)
     if prefix_ids is None:
         return Continuations(best, token_ids)
-    forced = id_at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
+    forced = loop.id_at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
     ids = ops.where(forced == 0, token_ids, forced)  # (B, K, k)
     own = ops.take_along_axis(log_probs, ids[..., :1], axis=-1)  # (B, K, 1)
     only = ops.where(ops.arange(count) == 0, own, NO_HYPOTHESIS)
@@ -171,10 +156,10 @@ def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candid
     log_probs = likeliest.log_probs + state.live_log_probs[..., None]  # (B, K, k)
     all_of_sentence = batch_size, num_live * count
     log_probs, token_ids = (ops.reshape(x, all_of_sentence) for x in (log_probs, likeliest.token_ids))
-    log_probs, places = k_best(log_probs, num_candidates(num_beams), state.index.dtype)
-    beams, token_ids = places // count, gather_beams(token_ids, places)
+    log_probs, places = loop.k_best(log_probs, num_candidates(num_beams), state.index.dtype)
+    beams, token_ids = places // count, loop.gather_beams(token_ids, places)
     here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
-    ids = ops.where(here, token_ids[..., None], gather_beams(state.live_ids, beams))
+    ids = ops.where(here, token_ids[..., None], loop.gather_beams(state.live_ids, beams))
     return Candidates(log_probs, beams, token_ids, ids)
 
 
@@ -189,8 +174,8 @@ def keep_finished(
     n_best = ops.shape(state.finished_scores)[1]
     scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, n + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
-    scores, places = k_best(scores, n_best, state.index.dtype)
-    return state._replace(finished_ids=gather_beams(ids, places), finished_scores=scores)
+    scores, places = loop.k_best(scores, n_best, state.index.dtype)
+    return state._replace(finished_ids=loop.gather_beams(ids, places), finished_scores=scores)
 
 
 def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: Cache) -> BeamState:
@@ -199,13 +184,13 @@ def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: C
     if num_beams == 1:
         live = {"token_ids": candidates.token_ids, "live_ids": candidates.ids, "live_log_probs": log_probs}
         return state._replace(**live, cache=cache)
-    log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
-    beams = gather_beams(candidates.beams, places)  # (B, K)
+    log_probs, places = loop.k_best(log_probs, num_beams, state.index.dtype)
+    beams = loop.gather_beams(candidates.beams, places)  # (B, K)
     return state._replace(
-        token_ids=gather_beams(candidates.token_ids, places),
-        live_ids=gather_beams(candidates.ids, places),
+        token_ids=loop.gather_beams(candidates.token_ids, places),
+        live_ids=loop.gather_beams(candidates.ids, places),
         live_log_probs=log_probs,
-        cache={**cache, "beams": reorder_cache(cache["beams"], beams)},
+        cache={**cache, "beams": loop.reorder_cache(cache["beams"], beams)},
     )
 
 
@@ -233,14 +218,14 @@ def is_done(state: BeamState, bounds: Bounds, length_penalty: float) -> Tensor:
 
 def best_hypotheses(state: BeamState, bounds: Bounds, length_penalty: float) -> tuple[Tensor, Tensor]:
     """Returns ids (B, n, L) and scores (B, n): what finished, then, in the places left, what was cut at its limit."""
-    num_finished = count_true(exists(state.finished_scores), "int32")[:, None]  # (B, 1)
+    num_finished = loop.count_true(loop.exists(state.finished_scores), "int32")[:, None]  # (B, 1)
     live = ops.arange(ops.shape(state.finished_scores)[1]) - num_finished  # (B, n) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
-    live_log_probs = gather_beams(state.live_log_probs, live)
+    live_log_probs = loop.gather_beams(state.live_log_probs, live)
     live_scores = scored(live_log_probs, counted(bounds, bounds.limits[:, None]), length_penalty)
     scores = ops.where(finished, state.finished_scores, live_scores)
-    ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
-    found = exists(scores)
+    ids = ops.where(finished[..., None], state.finished_ids, loop.gather_beams(state.live_ids, live))
+    found = loop.exists(scores)
     # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
     return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
 
@@ -263,4 +248,4 @@ def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
     divisor = lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
     if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NO_HYPOTHESIS`.
         divisor = ops.maximum(divisor, 1e-20)
-    return ops.where(exists(log_probs), log_probs / divisor, NO_HYPOTHESIS)
+    return ops.where(loop.exists(log_probs), log_probs / divisor, NO_HYPOTHESIS)

@@ -6,19 +6,8 @@ from typing import NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
-from keras_transformer.search.loop import (
-    Bounds,
-    Cache,
-    Step,
-    count_true,
-    fill_prompt,
-    initial_state,
-    k_best,
-    make_bounds,
-    mask_forbidden,
-    run_loop,
-    select_entries,
-)
+from keras_transformer.search import loop
+from keras_transformer.search.loop import Bounds, Cache, Step
 from keras_transformer.text.tokenizer import END
 
 
@@ -54,18 +43,18 @@ def sample(
     Returns:
         ids (B, K, L) as `beam_search` returns them, in the order of drawing; and log P(y) (B, K) by the model as it is.
     """
-    bounds = make_bounds(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers())
+    bounds = loop.make_bounds(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers())
     bounds = bounds._replace(uniforms=ops.reshape(uniforms, (-1, num_samples, bounds.max_length)))
 
     def advance(state: SampleState, bounds: Bounds) -> SampleState:
         logits, cache = step(state.token_ids, state.cache, state.index)
         log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
-        permitted = mask_forbidden(log_probs / temperature, bounds.prefix_ids, state.index, num_control_ids)
-        token_ids = draw(permitted, select_entries(bounds.uniforms, state.index), top_k, top_p)
-        return append(state, token_ids, select_entries(log_probs, token_ids), bounds.limits, cache)
+        permitted = loop.mask_forbidden(log_probs / temperature, bounds.prefix_ids, state.index, num_control_ids)
+        token_ids = draw(permitted, loop.select_entries(bounds.uniforms, state.index), top_k, top_p)
+        return append(state, token_ids, loop.select_entries(log_probs, token_ids), bounds.limits, cache)
 
     start = start_samples(cache, bounds, num_samples, index, num_control_ids)
-    state = run_loop(advance, start, lambda state: state.done, bounds)
+    state = loop.run_loop(advance, start, lambda state: state.done, bounds)
     return ops.cast(state.ids, "int32"), state.log_probs
 
 
@@ -73,8 +62,8 @@ def start_samples(
     cache: Cache, bounds: Bounds, num_samples: int, index: Tensor | None = None, num_control_ids: int = 4
 ) -> SampleState:
     """Returns the state before the first draw; a sentence with the limit 0 is done, with an end alone."""
-    first = initial_state(bounds, num_samples, index)
-    ids = fill_prompt(first.ids, index, num_control_ids)
+    first = loop.initial_state(bounds, num_samples, index)
+    ids = loop.fill_prompt(first.ids, index, num_control_ids)
     return SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
 
 
@@ -94,10 +83,10 @@ def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Ten
 def draw(logits: Tensor, uniforms: Tensor, top_k: int, top_p: float) -> Tensor:
     """Draws tokens (B, K): the first, in falling order, at which the summed probabilities pass the uniform number."""
     vocabulary_size = ops.shape(logits)[-1]
-    logits, token_ids = k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, ops.integers())
+    logits, token_ids = loop.k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, ops.integers())
     probs = ops.exp(ops.log_softmax(logits))  # `softmax` warns where one token is left
     sums = ops.cumsum(probs, axis=-1)
     kept = (sums - probs < top_p) & (probs > 0)
     mass = ops.sum(ops.where(kept, probs, 0.0), axis=-1)  # (B, K)
-    place = count_true(sums <= (uniforms * mass)[..., None], token_ids.dtype)
-    return select_entries(token_ids, ops.minimum(place, count_true(kept, token_ids.dtype) - 1))
+    place = loop.count_true(sums <= (uniforms * mass)[..., None], token_ids.dtype)
+    return loop.select_entries(token_ids, ops.minimum(place, loop.count_true(kept, token_ids.dtype) - 1))
