@@ -152,17 +152,17 @@ class Vocabularies:
         self.signature = signature
 
     def read(self, text: str) -> list[int]:
-        """The pieces of a text that the model reads."""
+        """Returns the pieces of a text that the model reads."""
         if self.signature.empties_blank and is_blank(text):
             return []
         return self.source.encode([text])[0] if self.signature.is_one_line else self.source.encode_text(text)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of ids that the model writes."""
+        """Returns the text of ids that the model writes."""
         return self.target.decode([ids])[0] if self.signature.is_one_line else self.target.decode_text(ids)
 
     def written(self, text: str) -> Iterator[list[int]]:
-        """The ids with which the model may have written a text, without an end."""
+        """Returns the ids with which the model may have written a text, without an end."""
         yield self.target.encode([text])[0] if self.signature.is_one_line else self.target.encode_text(text)
         yield from self.target.divisions(text, DIVISIONS)
 
@@ -178,31 +178,31 @@ class ReferenceSearch(ABC):
 
     @abstractmethod
     def hypotheses(self) -> list[list[ReferenceAnswer]]:
-        """The hypotheses of each text, the best first."""
+        """Returns the hypotheses of each text, the best first."""
 
     @abstractmethod
     def pieces(self, place: int) -> list[int]:
-        """The ids of a text as its tokenizer cuts it, without tags."""
+        """Returns the ids of a text as its tokenizer cuts it, without tags."""
 
     @abstractmethod
     def given(self, place: int) -> list[int]:
-        """What an artefact of ids is given."""
+        """Returns what an artefact of ids is given."""
 
     @abstractmethod
     def read(self, place: int) -> list[int]:
-        """What the model reads of it."""
+        """Returns what the model reads of it."""
 
     @abstractmethod
     def limit(self, place: int) -> int:
-        """The most ids to emit."""
+        """Returns the most ids to emit."""
 
     @abstractmethod
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        """log P of these ids as answers to the texts at these places; NaN if nobody can say."""
+        """Returns log P of these ids as answers to the texts at these places; NaN if nobody can say."""
 
     @abstractmethod
     def search_start(self, place: int) -> SearchStart | None:
-        """The search for a text; None if the model is not there."""
+        """Returns the search for a text before its first step; None if the model is not there."""
 
 
 class Ranking(NamedTuple):
@@ -222,19 +222,19 @@ class Ranking(NamedTuple):
         return next(iter(self.probabilities))
 
     def gap(self, choice: Choice, probability: float) -> float:
-        """How far a probability is from the model's for this choice."""
+        """Returns how far a probability is from the model's for this choice."""
         if choice in self.probabilities:
             return abs(probability - self.probabilities[choice])
         return max(0.0, probability - self.others)
 
     def shortened(self) -> Ranking:
-        """The ranking of the best choices alone."""
+        """Returns the ranking of the best choices alone."""
         listed = [*self.probabilities.items()]
         others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
         return Ranking(dict(listed[:MOST_STORED]), others)
 
     def loss(self, choice: Choice) -> float:
-        """How much less probable the model finds a choice than its best one."""
+        """Returns how much less probable the model finds a choice than its best one."""
         return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
 
 
@@ -285,12 +285,12 @@ class Signature:
         self.index_dtype = index_dtype
 
     def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
-        """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
+        """Returns the functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
 
     @classmethod
     def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
-        """What a signature gives; one without a name is the only one of its file."""
+        """Returns what a signature gives; one without a name is the only one of its file."""
         return cls.text_outputs if takes_text else cls.ids_outputs
 
     @property
@@ -299,11 +299,11 @@ class Signature:
         return self.most_read(self.model)
 
     def item_shape(self) -> tuple[int, ...] | None:
-        """The shape of one input behind the batch; None for rows of ids, of any length."""
+        """Returns the shape of one input behind the batch; None for rows of ids, of any length."""
         return None
 
     def spec(self) -> Any:
-        """What the file that takes ids takes, for TensorFlow."""
+        """Returns TensorFlow's description of the input of the file that takes ids."""
         return tf.TensorSpec([None, *(self.item_shape() or [None])], self.input_type, name=self.takes)
 
     def opened(self, ids: Tensor) -> Tensor:
@@ -311,24 +311,24 @@ class Signature:
         return ops.pad(ids, [[0, 0], [1, 0]], constant_values=START) if self.has_start else ids
 
     def taken(self, ids: Tensor) -> Tensor:
-        """What an artefact is given → what `of_ids` takes."""
+        """Turns what an artefact is given into what `of_ids` takes."""
         return ids if self.item_shape() else with_a_column(ids)
 
     def of_ids(self, ids: Tensor) -> Outputs:
-        """What the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
+        """Returns what the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
         raise NotImplementedError
 
     def of_pieces(self, pieces: Tensor, texts: Detokenize) -> Outputs:
-        """What the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
+        """Returns what the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
         raise NotImplementedError
 
     def named(self, ids: Tensor) -> Outputs:
-        """What a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
+        """Returns what a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
         return self.of_ids(self.taken(ids))
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
-        """What the artefacts of a run are certified on, and references; the first lines of its text.
+        """Returns what the artefacts of a run are certified on, and references; the first lines of its text.
 
         Raises:
             RequestError: the run has none.
@@ -337,7 +337,7 @@ class Signature:
 
     @classmethod
     def texts(cls, pipeline: Any, given: Sequence[Any]) -> Texts:
-        """The texts to certify on: the probes that every run of the task gets, and those that are given.
+        """Returns the texts to certify on: the probes that every run of the task gets, and those that are given.
 
         A text that a runtime's SentencePiece may read in other pieces is left out, unless it has a reference. A message
         counts the texts that are left out.
@@ -352,43 +352,43 @@ class Signature:
 
     @classmethod
     def most_read(cls, model: FamilyModel) -> int:
-        """The most pieces of a text that a model reads."""
+        """Returns the most pieces of a text that a model reads."""
         return model.context_length - 2
 
     @classmethod
     def inputs(cls, pipeline: Any, texts: Sequence[object]) -> list[Any]:
-        """What an artefact that takes ids is given for each text; of models that do not search."""
+        """Returns the input of an artefact of ids for each text; for models that do not search."""
         raise NotImplementedError
 
     @classmethod
     def reference_outputs(cls, pipeline: Any, texts: Sequence[object]) -> list[ReferenceOutputs]:
-        """What a model answers to texts that does not search."""
+        """Returns the answers of a model that does not search."""
         raise NotImplementedError
 
     @classmethod
     def reference_search(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
-        """What a model answers to texts that searches."""
+        """Returns the answers of a model that searches."""
         raise NotImplementedError
 
     @classmethod
     def names_in(cls, folder: RunFolder, about: Mapping[str, str]) -> list[str]:
-        """What the model of an export chooses among, see `Pipeline.names`."""
+        """Returns what the model of an export chooses among, see `Pipeline.names`."""
         return parse_json(about.get("labels", "[]"), LABELS)
 
     @classmethod
     def names_file(cls, folder: RunFolder) -> Path | None:
-        """The file of an export with the names that the model chooses among, if it has one."""
+        """Returns the file of an export with the names that the model chooses among, if it has one."""
         return None
 
     @classmethod
     def stored_texts(cls, stored: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Any]:
-        """The texts of what a certificate keeps."""
+        """Returns the texts that a certificate keeps."""
         return [one["text"] for one in stored]
 
 
 @cache
 def of_ids_alone(signature: type[Signature]) -> type[Signature]:
-    """The signature of a model whose vocabulary no runtime reads: no artefact takes its text."""
+    """Returns the signature of a model whose vocabulary no runtime reads: no artefact takes its text."""
     return type(signature.__name__, (signature,), {"text_stem": "", "__doc__": signature.__doc__})
 
 
@@ -418,14 +418,14 @@ class Searching(Signature):
         return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
 
     def n_best(self, pieces: Tensor, texts: Detokenize) -> Outputs:
-        """The texts (B, n) and scores (B, n) of the best hypotheses."""
+        """Returns the texts (B, n) and scores (B, n) of the best hypotheses."""
         ids, scores = self.search(self.ids_of(pieces), self.decoding)
         rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
         found = ops.reshape(texts(rows), ops.shape(scores)), scores
         return dict(zip(self.outputs("n_best", True), found, strict=True))
 
     def ids_of(self, pieces: Tensor) -> Tensor:
-        """What the search takes of ragged ids (B, pieces)."""
+        """Returns what the search takes of ragged ids (B, pieces)."""
         raise NotImplementedError
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:

@@ -137,5 +137,5 @@ def attention_of(
 
 
 def _starts(tokens: Tokens) -> np.ndarray:
-    """The place of the first token of each word."""
+    """Returns the place of the first token of each word."""
     return np.unique(tokens.words, return_index=True)[1]

@@ -123,7 +123,7 @@ class OnnxDecoder(Decoder):
         )  # fmt: skip
 
     def _begins_as(self, prefix_ids: np.ndarray) -> bool:
-        """Whether translations are to begin as the search inside the translator makes them begin, and go on freely."""
+        """Tells whether translations are to begin as the graph makes them begin, and go on freely."""
         if self._takes_prefix():
             return True
         own = np.array(self.beginning, prefix_ids.dtype)
@@ -135,12 +135,12 @@ class OnnxDecoder(Decoder):
         return any(given.name == "prefix_ids" for given in self._session("translate").get_inputs())
 
     def _feeds(self, source_ids: np.ndarray, prefix_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What the translator takes."""
+        """Returns the inputs of the translator."""
         prefix = {"prefix_ids": prefix_ids.astype("int32")} if self._takes_prefix() else {}
         return {"source_ids": source_ids, **prefix}
 
     def _searching(self) -> str:
-        """What does the search inside the translator: "translate", or "advance" in stages on a GPU."""
+        """Names what runs the search of the translator: "translate", or "advance" in stages on a GPU."""
         if self._may_be_staged and self._session("translate").get_providers()[0] == CUDA:
             with self._checking:
                 if self._may_be_staged and self._staged_search is None:
@@ -158,7 +158,7 @@ class OnnxDecoder(Decoder):
             warn(f"the GPU cannot capture a step of the search, and runs {self.graphs.main} with its loop: {reason}")
 
     def _in_stages(self, source_ids: np.ndarray, num_best: int | None = None) -> Found:
-        """What the search in stages finds, or the best of it."""
+        """Searches in stages; returns all, or the best, that it finds."""
         assert self._staged_search is not None
         ids, scores = self._staged_search.search(source_ids)
         return Found(ids[:, :num_best], scores[:, :num_best])
@@ -172,7 +172,7 @@ class OnnxDecoder(Decoder):
     def _by_halves(
         self, arrays: Arrays, options: SearchOptions, *uniforms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What a search in NumPy finds, or sampling draws."""
+        """Searches or samples in NumPy, with the encoder and the step as graphs."""
         self._require_checked("step")
         with ops.on(ops.NUMPY):
             return search_or_sampling(options).run(self._halves, *arrays, *uniforms)
@@ -204,7 +204,7 @@ class OnnxDecoder(Decoder):
         return totals
 
     def _session(self, name: str) -> Any:
-        """The session of a graph, opened when it is first used."""
+        """Returns the session of a graph, and opens it when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:
             raise RequestError(
@@ -245,7 +245,7 @@ class OnnxDecoder(Decoder):
         check_once(file, paths, runtime, compare)
 
     def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
-        """What a search finds for each probe, the best first, and then its list if it has one."""
+        """Searches for each probe: returns the best answer, and then the list if the graph has one."""
         width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
         source_ids = padded([probe.source_ids for probe in probes], width)
         if name == "advance":
@@ -263,7 +263,7 @@ class OnnxDecoder(Decoder):
         return [[answer(row, float(score), length_penalty) for row, score in pairs] for pairs in rows]
 
     def _forced(self, probes: Sequence[Probe]) -> list[list[Answer]]:
-        """The model's best hypothesis of each probe, with log P by the two halves."""
+        """Returns the model's best hypothesis of each probe, with log P by the two halves."""
         ids = [probe.hypotheses[0].ids for probe in probes]
         log_probs = self.log_probs([probe.source_ids[:-1] for probe in probes], ids)
         return [[Answer(row, float(log_prob))] for row, log_prob in zip(ids, log_probs, strict=True)]

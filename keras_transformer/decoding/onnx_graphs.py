@@ -207,7 +207,7 @@ class StagedSearch:
         return binding.copy_outputs_to_cpu()
 
     def _buffers(self, rows: np.ndarray) -> _Buffers:
-        """The buffers for batches like this one, the first with the state before its first step."""
+        """Returns the buffers for batches like this one, the first with the state before its first step."""
         if rows.shape in self._kept:
             self._begun(rows, self._kept[rows.shape].values[0])
             return self._kept[rows.shape]
@@ -231,7 +231,7 @@ class StagedSearch:
         return values or dict(zip(names, binding.get_outputs(), strict=True))
 
     def _step(self, before: dict[str, OrtValue], after: dict[str, OrtValue]) -> tuple[IOBinding, RunOptions]:
-        """The binding and the options of a step."""
+        """Returns the binding and the options of a step."""
         import onnxruntime
 
         binding, options = self._advance.io_binding(), onnxruntime.RunOptions()
@@ -333,7 +333,7 @@ class SteppedLanguageModel(SteppedModel):
         return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0))], axis=1)
 
     def _known(self, ids: np.ndarray) -> list[np.ndarray]:
-        """The beams of the last cache, if ids (B, T) go on from what it has read."""
+        """Returns the beams of the last cache, if ids (B, T) go on from what it has read."""
         read = self._last[0][0] if self._last else ids[:, :0]
         return self._last if np.array_equal(read, ids[:, : read.shape[-1]]) else []
 
@@ -347,7 +347,7 @@ class SteppedLanguageModel(SteppedModel):
             yield logits, cache
 
     def _extended(self, token_ids: np.ndarray, cache: Cache, new: np.ndarray) -> tuple[np.ndarray, Cache]:
-        """The logits, and the cache behind the new ids (B, K, T) of its beams, of what the graph takes at once."""
+        """Runs the graph once: returns the logits, and the cache behind the new ids (B, K, T) of its beams."""
         read, *beams = cache["beams"]
         logits, behind = super().step(token_ids, {**cache, "beams": beams}, read.shape[-1])
         return logits, {**behind, "beams": [np.concatenate([read, new], axis=-1), *behind["beams"]]}

@@ -91,7 +91,7 @@ def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], R
 
 
 def _depend_on_parent() -> None:
-    """The parent alone answers Ctrl-C; the process ends when the parent does, however that ends."""
+    """Leaves Ctrl-C to the parent, and ends this process when the parent ends, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

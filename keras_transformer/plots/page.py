@@ -213,12 +213,12 @@ def _bytes(scores: np.ndarray) -> np.ndarray:
 
 
 def _distances(attention: Attention) -> Config:
-    """Each head's mean distance, and the distance of a look that is even over all that the queries see."""
+    """Returns each head's mean distance, and the distance of a look that is even over all that the queries see."""
     seen = (attention.scores > 0).any((0, 1), keepdims=True)
     even = attention._replace(scores=seen / np.maximum(seen.sum(-1, keepdims=True), 1))
     return {"heads": attention.mean_distances().round(2).tolist(), "even": round(float(even.mean_distances()[0, 0]), 2)}
 
 
 def _hash(text: str) -> str:
-    """The name by which a Content-Security-Policy allows a script or a style."""
+    """Returns the name by which a Content-Security-Policy allows a script or a style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

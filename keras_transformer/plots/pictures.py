@@ -75,7 +75,7 @@ def families_for(texts: Iterable[str]) -> list[str]:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """The characters of a font; none if Matplotlib cannot read it."""
+    """Returns the characters of a font; none if Matplotlib cannot read it."""
     try:
         return frozenset(map(chr, FT2Font(path).get_charmap()))
     except (OSError, RuntimeError):
