@@ -164,12 +164,12 @@ def test_the_last_thread_that_needs_all_bits_restores_tensor_float_32():
 
 def test_sessions_are_opened_once_whoever_asks_and_a_search_on_a_gpu_leaves_the_threads_to_others(on_onnx, monkeypatch):
     """A decoder of a large graph divides its threads among batches when it first gets several."""
+    other, texts = on_onnx("translation"), [text(place) for place in range(COUNT)]
+    expected = [other.translate(texts[0]), other.translate(texts)] * (COUNT // 2)  # its sessions are opened before
     monkeypatch.setattr(onnx_decoder, "LARGE_BYTES", 1)
     monkeypatch.setattr(onnx_decoder, "open_session", opened := Mock(side_effect=onnx_graphs.open_session))
-    other, texts = on_onnx("translation"), [text(place) for place in range(COUNT)]
     shared = package.Translator(OnnxDecoder(other.decoder.graphs, 4), *other.tokenizers)
-    found = together(lambda place: shared.translate(texts if place % 2 else texts[0]))
-    assert found == [other.translate(texts), other.translate(texts[0])][::-1] * (COUNT // 2)
+    assert together(lambda place: shared.translate(texts if place % 2 else texts[0])) == expected
     assert all(opened.mock_calls.count(one) == 1 for one in opened.mock_calls)
     monkeypatch.setattr(OnnxDecoder, "_searching", lambda _: "advance")
     assert [*shared.decoder.decode_all([], shared.search_options())] == [] and shared.decoder.num_parallel == 4
