@@ -25,7 +25,6 @@ from keras_transformer.core import errors
 from keras_transformer.core.lazy import tf
 from keras_transformer.decoding import onnx_decoder, onnx_graphs
 from keras_transformer.decoding.computations import Fills, LabelProbs
-from keras_transformer.decoding.keras_decoder import full_float32
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
@@ -145,21 +144,6 @@ def test_the_cache_of_one_text_says_nothing_of_another(on_onnx):
     for found, expected in ((read(2, 14, 15, 12, 9), other), (one, read(2, 10, 11, 12))):
         for values, others in zip(found["beams"], expected["beams"], strict=True):
             np.testing.assert_allclose(values, others, atol=1e-6)
-
-
-def test_the_last_thread_that_needs_all_bits_restores_tensor_float_32():
-    switch = tf.config.experimental
-    before = switch.tensor_float_32_execution_enabled()
-    for wanted in (True, False):
-        switch.enable_tensor_float_32_execution(wanted)
-        one, other = full_float32(), full_float32()
-        one.__enter__()
-        other.__enter__()
-        one.__exit__(None, None, None)
-        assert not switch.tensor_float_32_execution_enabled()
-        other.__exit__(None, None, None)
-        assert switch.tensor_float_32_execution_enabled() == wanted
-    switch.enable_tensor_float_32_execution(before)
 
 
 def test_sessions_are_opened_once_whoever_asks_and_a_search_on_a_gpu_leaves_the_threads_to_others(on_onnx, monkeypatch):
