@@ -218,7 +218,7 @@ def onnx_speed(folder: Path, trained: Any, count: int) -> float:
     from benchmarks.devices import onnx_session
     from benchmarks.sentences import END, padded
     from export.artefacts import Decoding
-    from export.onnx import write_graph
+    from export.onnx.export import write_graph
 
     path = folder / "translate.onnx"
     write_graph(trained, path, "translate", Decoding(num_beams=1), "float32")

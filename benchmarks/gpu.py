@@ -141,7 +141,7 @@ def correct(options: argparse.Namespace) -> None:
     """Compares searches on the device with those on the processor; prints a table."""
     from benchmarks.prepare import random_run
     from export.artefacts import Decoding
-    from export.onnx import translate_model
+    from export.onnx.export import translate_model
     from export.onnx.graph import write_model
     from keras_transformer.decoding.keras_decoder import KerasDecoder
     from keras_transformer.spec.search_options import SearchOptions

@@ -43,10 +43,10 @@ def main() -> None:
             is missing.
     """
     arguments = options().parse_args()
-    corpus = read_config(arguments.run).get("corpus", {})
+    corpus = read_config(arguments.run).corpus
     if not str(corpus.get("name")).startswith("multi30k:"):
         raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
-    languages = corpus["source_language"], corpus["target_language"]
+    languages = str(corpus["source_language"]), str(corpus["target_language"])
     tokenize = moses(languages[1])
     files = [multi30k_file(arguments.part, language, arguments.data_dir) for language in languages]
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)

@@ -63,7 +63,7 @@ def prepare(
 def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collection[str]) -> None:
     """Writes our ONNX graph, and if they are compared our TFLite file and SavedModel, unless they are there."""
     from export.artefacts import Decoding
-    from export.onnx import translate_model
+    from export.onnx.export import translate_model
     from export.onnx.graph import write_model
     from export.saved_model import export_saved_model
     from export.tflite import export_tflite

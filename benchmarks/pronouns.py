@@ -76,10 +76,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     check_picture(options.out)
     run = options.run
-    corpus = read_config(run).get("corpus", {})
+    corpus = read_config(run).corpus
     if not str(corpus.get("name")).startswith("pronouns:"):
         raise RequestError(f"expected a run of `--dataset pronouns:…`; received one of {corpus.get('name')!r}")
-    translator, languages = keras_transformer.load(run), (corpus["source_language"], corpus["target_language"])
+    translator, languages = (
+        keras_transformer.load(run),
+        (str(corpus["source_language"]), str(corpus["target_language"])),
+    )
     _, valid, test = pronoun_examples(*languages)
     print_head(["measured", "head", "validation", "test", "test: of the subject", "test: of the object"])
     both = [figures(translator, examples, languages[1]) for examples in (valid, test)]

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking.signatures import Searching, Signature, of_ids_alone
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import TASKS, task_named, task_of
+from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
-from keras_transformer.runs.run_config import unfinished
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.search_options import Decoding as Decoding
 from keras_transformer.text.lines import plain
@@ -50,7 +49,7 @@ class TrainedRun:
         pipeline: the model (in float32) with its vocabularies.
         languages: such as "en-de"; "" if the run does not say.
         name: the corpus's name.
-        unfinished: how far the training is, see `run_config.unfinished`; "" if it has come to its end.
+        unfinished: how far the training is, see `RunConfig.unfinished`; "" if it has come to its end.
     """
 
     pipeline: Pipeline
@@ -129,14 +128,14 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
             runs cannot translate together, see `load_ensemble`.
     """
     config = read_config(run)
-    task = TASKS[task_of(config)]
+    task = TASKS[config.task]
     if others and not hasattr(task.module("pipeline"), "translator_of"):
-        raise RequestError(f"runs of --task {task_of(config)} cannot answer together; received {1 + len(others)} runs")
+        raise RequestError(f"runs of --task {config.task} cannot answer together; received {1 + len(others)} runs")
     together = task.module("ensembles").load_ensemble if others else None
     pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
-    corpus = config.get("corpus", {})
-    name, *languages = (plain(corpus.get(key) or "") for key in ("name", "source_language", "target_language"))
-    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, unfinished(config))
+    said = (config.corpus.get("name"), config.corpus.get("source_language"), config.corpus.get("target_language"))
+    name, *languages = (plain(one or "") for one in said)
+    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, config.unfinished())
 
 
 def between(run: TrainedRun, source_language: str | None, target_language: str | None) -> TrainedRun:

@@ -28,8 +28,8 @@ from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.spec.lengths import EXTRA_LENGTH, longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import EXTRA_LENGTH, longest
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
 
 from .artefacts import (

@@ -14,18 +14,19 @@ from keras_transformer.core.folders import whole_folder
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
-from .artefacts import Decoding, TrainedRun, between, import_optional, open_run, require_own_parts, require_precision
-from .certificate import (
-    Certificate,
+from .artefacts import (
+    Decoding,
+    TrainedRun,
     artefacts_in,
-    certify,
-    check_text,
-    kept_at,
-    markdown,
-    validation_text,
-    write_certificate,
+    between,
+    import_optional,
+    open_run,
+    require_own_parts,
+    require_precision,
 )
-from .certificate import verify as verified
+from .certificate.comparison import certify, check_text, kept_at, validation_text
+from .certificate.comparison import verify as verified
+from .certificate.report import Certificate, markdown, write_certificate
 from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT

@@ -20,8 +20,8 @@ from keras_transformer.importing.tensors import TensorFile, write_safetensors
 from keras_transformer.importing.weights import Imported, Layout, variable_at
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.model_factory import model_config
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision

@@ -21,8 +21,8 @@ from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.inspection import Difference
 from keras_transformer.models.model_factory import model_config
 from keras_transformer.spec import model_spec, part_registry
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PAD, START, Tokenizer
 

@@ -2,9 +2,9 @@
 
 `ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
 Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
-an exporter's recorder writes them down as the nodes of a graph.
+an exporter's tracer writes them down as the nodes of a graph.
 
-A `replaceable` function has one plain meaning. A back end may do it in its own way: its `ways` are such functions, by
+An `overridable` function has one plain meaning. A back end may do it in its own way: its `overrides` are such functions, by
 their names.
 """
 
@@ -51,23 +51,23 @@ def __getattr__(name: str) -> Any:
     return keras.tree.map_structure if name == "map_structure" else getattr(keras.ops, name)
 
 
-def replaceable(function: Function) -> Function:
+def overridable(function: Function) -> Function:
     """A function that a back end may do in its own way, with the same result."""
 
     @wraps(function)
     def call(*arguments: object, **named: object) -> Any:
-        ways = getattr(_current.get(), "ways", {})
-        return ways.get(function.__name__, function)(*arguments, **named)
+        overrides = getattr(_current.get(), "overrides", {})
+        return overrides.get(function.__name__, function)(*arguments, **named)
 
     return call  # type: ignore[return-value]
 
 
 def plain(function: Function) -> Function:
-    """A replaceable function as no back end may replace it."""
+    """An overridable function as no back end may replace it."""
     return function.__wrapped__  # type: ignore[attr-defined]
 
 
-@replaceable
+@overridable
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
     """x W + b, in the type of x: states (..., in) → (..., out).
 
@@ -86,15 +86,15 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: b
     return x if bias is None else x + ops.cast(bias, x.dtype)
 
 
-@replaceable
-def rows(table: Tensor, ids: Tensor) -> Tensor:
+@overridable
+def embedding_lookup(table: Tensor, ids: Tensor) -> Tensor:
     """The rows of a table (V, D) of weights: ids (...) → (..., D). The exports keep the table in their type."""
     from keras import ops
 
     return ops.take(table, ids, axis=0)
 
 
-@replaceable
+@overridable
 def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
     """`function(positions)`, a tensor (..., D) or several, which depend on each position (...) alone.
 

@@ -26,7 +26,7 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import model_factory
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.runs import run_folder
-from keras_transformer.runs.run_folder import RunFolder, main_verb, read_config, resume_command, write_config
+from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command, write_config
 from keras_transformer.tasks.images.batches import read_pixels
 from keras_transformer.tasks.images.corpus import LabelledImage
 from keras_transformer.tasks.images.signature import images_of
@@ -221,7 +221,7 @@ def read_config_of(folder: Path) -> None:
     config = read_config(run)
     info(Namespace(run=str(folder)))
     resume_command(run)
-    if main_verb(config) == "translate":
+    if config.main_command == "translate":
         own_search_of(Namespace(run=str(folder)))
     aside.path.mkdir(exist_ok=True)
     write_config(aside, config)
@@ -236,13 +236,13 @@ def resume(folder: Path) -> None:
 @cache
 def model_of(folder: Path) -> Any:
     """The model of a run, made once in a process."""
-    return make_model(read_config(folder)["model"])
+    return make_model(read_config(folder).model)
 
 
 def read_weights(loads: bool, folder: Path) -> None:
     """The check of model.keras, and if asked the weights in it, without making the model each time."""
-    number = read_config(folder).get("parameters", 0)
-    model_factory.count_parameters = lambda config: number  # type: ignore[assignment]
+    number = read_config(folder).parameters
+    model_factory.count_parameters = lambda config: number or 0  # type: ignore[assignment]
     if loads:
         model = model_of(folder)
         model_factory.make_model = lambda config, dtype="": model

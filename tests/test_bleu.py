@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.spec import lengths
+from keras_transformer.spec import search_options
 from keras_transformer.text.bleu import OF_LANGUAGES, bleu, bleu_metric, bleu_signature, paired_quality, tokenizer_for
 from tests.sacrebleu_command import OTHER_TRANSLATIONS, REFERENCES, TRANSLATIONS, paired_bootstrap_command
 
@@ -88,4 +88,4 @@ def test_translations_that_are_all_the_baselines_have_no_p_value():
 
 
 def test_a_translation_may_be_fifty_tokens_longer_than_its_source():
-    assert [lengths.longest(length) for length in (0, 7)] == [50, 57]
+    assert [search_options.longest(length) for length in (0, 7)] == [50, 57]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def run(tmp_path, monkeypatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
     write_files("translation", tmp_path)
     run = RunFolder(unpack("translation", tmp_path / "run"))
-    write_config(run, {**read_config(run), "search": {"num_beams": 2, "length_penalty": 0.6, "max_length": 9}})
+    write_config(run, replace(read_config(run), search={"num_beams": 2, "length_penalty": 0.6, "max_length": 9}))
     return run
 
 

@@ -13,7 +13,8 @@ from keras_transformer.models import Encoder, ImageClassifier, Transformer
 from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.spec.options import parameters_of
 from keras_transformer.training.flags import parser
-from keras_transformer.training.resolution import model_arguments, model_settings, resolve
+from keras_transformer.training.request import model_arguments, model_settings
+from tests.tiny_corpus import resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in model_spec.ALL_SLOTS.items() for name in parts]
@@ -175,11 +176,11 @@ def test_every_argument_is_a_setting_of_train():
 def test_a_flag_becomes_an_argument():
     flags = ["--positions", "learned:offset=2", "--norm", "layer:epsilon=1e-3", "--decoder-layers", "1"]
     flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--residual", "pre_norm"]
-    settings = resolve(vars(parser().parse_args(flags)), {})
+    settings = resolved(vars(parser().parse_args(flags)))
     config = model_spec.complete({**model_arguments(settings), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
     assert config == {
-        **model_spec.complete({**model_arguments(resolve({}, {})), **SMALLEST}),
+        **model_spec.complete({**model_arguments(resolved({})), **SMALLEST}),
         "positions": {"name": "learned", "offset": 2, "separate": False},
         "norm": {"name": "layer", "epsilon": 0.001},
         "decoder_layers": 1,

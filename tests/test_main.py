@@ -1,7 +1,6 @@
 """The commands, from bytes to bytes."""
 
 import argparse
-import dataclasses
 import io
 import json
 import math
@@ -27,8 +26,7 @@ from keras_transformer.core.files import check_writable
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import Parser, parser
-from keras_transformer.training.resolution import resolve
-from tests.tiny_corpus import tiny_flags
+from tests.tiny_corpus import resolved, tiny_flags
 from train import main as train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,11 +186,11 @@ def test_every_option_has_help_and_bounds_of_its_number_and_no_help_says_none(co
 def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
     assert "default: None" not in parser(task).format_help()
     refused = []
-    for setting, value in product(dataclasses.fields(TASKS[task].settings), [0, -1, 10**30, math.nan, math.inf]):
-        kind = setting.metadata["options"].get("type")
+    for (name, flag), value in product(TASKS[task].settings.flags.items(), [0, -1, 10**30, math.nan, math.inf]):
+        kind = flag.options.get("type")
         if kind is float or kind is int and math.isfinite(value):
             try:
-                resolve({"task": task, setting.name: kind(value)}, {})
+                resolved({"task": task, name: kind(value)})
             except RequestError as error:
                 refused.append(str(error))
     assert len(refused) > 30 and not [message for message in refused if "\n" in message]

@@ -17,7 +17,7 @@ from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.runs import run_folder as runs
-from keras_transformer.runs.run_config import FORMAT, MAX_CONFIG_BYTES
+from keras_transformer.runs.run_folder import FORMAT, MAX_CONFIG_BYTES
 from keras_transformer.spec import model_spec
 
 
@@ -186,4 +186,4 @@ def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, h
     runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
     error = "expected a whole number from 1( to 6)? under 'answer_length'; received"
     with nullcontext() if holds else pytest.raises(RequestError, match=error):
-        assert runs.read_config(run)["answer_length"] == length
+        assert runs.read_config(run).answer_length == length

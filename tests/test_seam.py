@@ -14,7 +14,7 @@ import train
 from export.__main__ import main as export
 from export.artefacts import Decoding
 from export.certificate.onnx_runner import nothing_yet
-from export.onnx import encoder_model, step_model, translate_model
+from export.onnx.export import encoder_model, step_model, translate_model
 from keras_transformer.__main__ import main as command
 from keras_transformer.models import Transformer, count_parameters, make_model, model_config
 from keras_transformer.spec import part_registry

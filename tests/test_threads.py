@@ -113,7 +113,7 @@ def on_onnx(runs, tmp_path_factory) -> Callable[[str], Any]:
         computation, path = COMPUTED.get(name), folder / "graph.onnx"
         graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, computation=path)
         write_with_probes(opened, graphs, computation, "float32")
-        model = OnnxComputations(graphs, read_config(run)["model"])
+        model = OnnxComputations(graphs, read_config(run).model)
         return generator_of(model, run) if computation is None else classifier_of(model, run)
 
     return made

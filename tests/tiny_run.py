@@ -48,7 +48,7 @@ def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
     run = runs.RunFolder(tmp_path_factory.mktemp("runs") / "tiny")
     run.path.mkdir()
     tokenizer.save(run.path / "tokenizer.model")
-    runs.write_config(run, {"model": model_config(tiny_model), "settings": {"seed": 1}, "versions": {"keras": "3"}})
+    runs.write_config(run, runs.RunConfig(model_config(tiny_model), {"seed": 1}, versions={"keras": "3"}))
     runs.save_model(run, tiny_model)
     return run.path
 

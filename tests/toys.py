@@ -83,7 +83,7 @@ class RunningMean(SelfAttention):
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> dict[str, Any]:
         return {"sum": ops.zeros((batch_size, num_beams, self.kernel.shape[0]), self.compute_dtype)}
 
-    def positions_of_keys(self, cache: Any, index: Any) -> Any:
+    def key_positions(self, cache: Any, index: Any) -> Any:
         return ops.arange(1)
 
     def step(self, x: Any, cache: Any, index: Any, shared: Any = None) -> tuple[Any, Any]:

@@ -309,7 +309,7 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] |
         RequestError: the run has none.
     """
     folder, config = RunFolder(run), read_config(run)
-    return task_registry.TASKS[task_registry.task_of(config)].signature(config).validation(folder, config)
+    return task_registry.TASKS[config.task].signature(config.sections).validation(folder, config)
 
 
 def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:

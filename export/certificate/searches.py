@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, by_largest_margin
 from keras_transformer.checking.signatures import Ids, ReferenceSearch, Signature
-from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.sentences import Texts, valid
 from keras_transformer.text.tokenizer import END
 

@@ -14,7 +14,7 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, valid_ids, with_a_column
 from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
-from keras_transformer.layers.layer import Replaceable
+from keras_transformer.layers.layer import Recordable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.spec.options import Config
@@ -86,7 +86,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     """
     r, model = recorder_of(run.model, precision), run.model
     with ops.on(r):
-        tokens = POSITIONS if getattr(model, "reads_at_once", False) else TOKENS
+        tokens = POSITIONS if getattr(model, "supports_prefill", False) else TOKENS
         given, index = r.input(tokens), ops.cast(r.input(INDEX), "int64")
         beams = [] if tokens is POSITIONS else given.sizes
         memories, sentences = _memory_inputs(r, model, precision) if hasattr(model, "encode") else ([], [])
@@ -250,7 +250,7 @@ def require_recordable(model: FamilyModel) -> None:
     for member in members_of(model):
         parts = [*parts_of(member, "model")]
         for path, part in parts[1:]:
-            if not isinstance(part, Replaceable):
+            if not isinstance(part, Recordable):
                 name = type(part).__name__
                 raise Unrecordable(
                     f"expected a layer of `keras_transformer.layers.Layer` at {path}; received {name}, a layer of "

@@ -16,15 +16,15 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.models.transformer import members_of
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 
 from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo
 from .operations import OPERATIONS
+from .overrides import FORMS_OF_KERAS, OVERRIDES
 from .recorded import PRECISION, Precision, Recorded, Size, all_same, holds_recorded, same
 from .shapes import part
-from .ways import FORMS_OF_KERAS, WAYS
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -73,14 +73,16 @@ class Recorder:
     """
 
     integers = "int64"
-    WAYS: Mapping[str, Callable[..., Any]] = WAYS
+    OVERRIDES: Mapping[str, Callable[..., Any]] = OVERRIDES
 
     def __init__(self, precision: Precision, num_positions: int, num_tokens: int = 0):
         self.graphs = [Graph()]
         self.precision = precision
         self.num_positions = num_positions
         self.num_tokens = num_tokens
-        self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in self.WAYS.items()}
+        self.overrides: dict[str, Callable[..., Any]] = {
+            name: partial(way, self) for name, way in self.OVERRIDES.items()
+        }
         # While beams share keys: how many beams, how many keys were there before, and which of the keys a beam sees.
         self.num_sharing = 1
         self.num_alone: Size = 0

@@ -17,7 +17,7 @@ import onnx
 from onnx import helper
 
 from keras_transformer import ops
-from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 
 from ..artefacts import Decoding, TrainedRun
@@ -25,12 +25,12 @@ from .export import SOURCE
 from .graph import Graph, Model, ValueInfo, write_model
 from .loops import name_of, recorded_body
 from .operations import broadcast_sizes
+from .overrides import OVERRIDES
 from .recorded import Recorded, all_same
 from .recorder import Recorder, recorder_of
-from .ways import WAYS
 
 # Other ways make caches grow, or need tables from the host's memory.
-FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax")
+FIXED = ("product", "embedding_lookup", "by_position", "projected_heads", "seen_softmax")
 # What sizes are made of, beside `Shape`.
 OF_SIZES = {"Squeeze", "Reshape", "Concat", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"}
 
@@ -75,12 +75,12 @@ class StageRecorder(Recorder):
         axes: the names of axes, by the names of their sizes; others are called as their sizes.
     """
 
-    WAYS = {name: WAYS[name] for name in FIXED}
+    OVERRIDES = {name: OVERRIDES[name] for name in FIXED}
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.axes: dict[str, str] = {}
-        self.ways |= {"run_loop": self._run_loop}
+        self.overrides |= {"run_loop": self._run_loop}
 
     def emit(self, operator: str, *inputs: Any, **named: Any) -> Any:
         """As any recorder, but for nodes in a step that ONNX Runtime's CUDA kernels compute with tables from the host's

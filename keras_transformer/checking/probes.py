@@ -22,9 +22,8 @@ from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.files import user_cache, write_text
 from keras_transformer.core.schema import Allowed, Mismatch, having, list_of, object_of, of_type, read_json, whole
 from keras_transformer.runs.export_folder import BOUNDS, NEAR_TIE
-from keras_transformer.spec.lengths import longest, penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import MAX_OWN_BEAMS, Decoding, SearchOptions
+from keras_transformer.spec.search_options import MAX_OWN_BEAMS, Decoding, SearchOptions, longest, penalty
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.sentences import Ids
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer

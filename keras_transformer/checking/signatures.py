@@ -20,11 +20,9 @@ from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_config import LABELS
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import LABELS, RunConfig, RunFolder
 from keras_transformer.search.loop import Cache, Step
-from keras_transformer.spec.lengths import longest
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, longest
 from keras_transformer.text.lines import is_blank, read_lines
 from keras_transformer.text.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
@@ -327,7 +325,7 @@ class Signature:
         return self.of_ids(self.taken(ids))
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
         """Returns what the artefacts of a run are certified on, and references; the first lines of its text.
 
         Raises:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer.core.errors import RequestError, say, warn
 from keras_transformer.core.files import check_there, check_writable, write_whole
-from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS
 from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.text.lines import read_lines, require_no_nul
@@ -155,7 +155,7 @@ def _task_of(folder: str, verb: str, of_each: Mapping[str, Command]) -> str:
     """The task of the run in a folder, by which a verb is done. Exports are a translator's: no others run here."""
     if DEFAULT_TASK in of_each and ExportFolder(folder).is_export():
         return DEFAULT_TASK
-    task = task_of(read_config(folder))
+    task = read_config(folder).task
     if task not in of_each:
         raise RequestError(
             f"`{verb}` takes runs of --task {' or '.join(of_each)}; {folder} is one of --task {task}, which "

@@ -60,7 +60,7 @@ def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
-    own = [(name, source_of(sys.modules[name])) for name in modules_of(read_config(run)["model"])]
+    own = [(name, source_of(sys.modules[name])) for name in modules_of(read_config(run).model)]
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
         return [*own, *((entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist())]
 
@@ -207,7 +207,7 @@ def open_model(
         RequestError: there is no such run, or the engine cannot do what is asked for.
     """
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
-    config = config_of_kind(run, kind)["model"]
+    config = config_of_kind(run, kind).model
 
     def place() -> Graphs:
         folder = folder_of([run])
@@ -232,7 +232,7 @@ def write_with_probes(trained: TrainedRun, graphs: Graphs, computation: Computat
     """
     from keras_transformer.decoding.keras_decoder import CompiledComputations
 
-    onnx, model = export_module("onnx"), trained.model
+    onnx, model = export_module("onnx.export"), trained.model
     generator = np.random.default_rng(1)
     rows = [
         [START, *generator.integers(model.num_control_ids, model.vocabulary_size, length).tolist(), END]

@@ -17,12 +17,11 @@ from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.core.files import check_writable, write_whole
 from keras_transformer.core.schema import printable
-from keras_transformer.core.task_registry import TASKS, task_of
-from keras_transformer.runs.run_config import as_json, unfinished
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import (
     RunFolder,
+    as_json,
     check_place,
-    num_parameters,
     read_config,
     read_metrics,
     resume_command,
@@ -54,24 +53,24 @@ def info(arguments: argparse.Namespace) -> None:
     run = RunFolder(arguments.run)
     config = read_config(run)
     print_result(f"run: {run.path}")
-    print_result(f"parameters: {num_parameters(config):,}")
-    if "license" in config:
-        print_result(f"license: {config['license']}")
-    if "answer_length" in config:
-        print_result(f"answers: up to {config['answer_length']:,} tokens, with the end")
-    if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
-        config["settings"]["dataset"] = None
-    if None not in (config["model"].get("encoder_layers"), config["model"].get("decoder_layers")):
-        del config["model"]["num_layers"]  # both sides have a depth of their own
+    print_result(f"parameters: {config.num_parameters():,}")
+    if config.license:
+        print_result(f"license: {config.license}")
+    if config.answer_length is not None:
+        print_result(f"answers: up to {config.answer_length:,} tokens, with the end")
+    if config.settings.get("source"):  # a run of the user's own text; older runs name the default corpus too
+        config.settings["dataset"] = None
+    if None not in (config.model.get("encoder_layers"), config.model.get("decoder_layers")):
+        del config.model["num_layers"]  # both sides have a depth of their own
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
-        print_section(section, config.get(section, {}))
+        print_section(section, config.sections.get(section, {}))
     print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{unfinished_hint(run)}")
     print_metrics(metrics_of(run))
 
 
 def unfinished_hint(run: RunFolder) -> str:
     """How to go on with a run that has not come to its end; empty for one that has, and for an export."""
-    is_unfinished = run.is_run() and (unfinished(read_config(run)) or not run.model.is_file())
+    is_unfinished = run.is_run() and (read_config(run).unfinished() or not run.model.is_file())
     return f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
 
 
@@ -183,7 +182,7 @@ def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attentio
     Raises:
         RequestError: the folder holds no run, or its model takes no target.
     """
-    task = TASKS[task_of(read_config(run))]
+    task = TASKS[read_config(run).task]
     return task.module("pipeline").load(run).attention_of_line(text, target)
 
 

@@ -65,10 +65,10 @@ def on_tensorflow() -> bool:
     """Whether Keras computes with TensorFlow."""
     import keras
 
-    return keras.config.backend() == "tensorflow"
+    return bool(keras.config.backend() == "tensorflow")
 
 
-def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
+def computed_after(tensors: Sequence[object]) -> AbstractContextManager[object]:
     """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
     return tf.control_dependencies(tensors) if on_tensorflow() else nullcontext()
 

@@ -40,21 +40,23 @@ class Task(NamedTuple):
     @property
     def settings(self) -> type[Any]:
         """The class of its settings."""
-        return self.module("settings").Settings
+        settings: type[Any] = self.module("settings").Settings
+        return settings
 
     @property
     def kind(self) -> str:
-        """The kind of its model, a key of `family.KINDS`."""
-        return self.settings.kind
+        """The kind of its model, a key of `model_spec.KINDS`."""
+        return str(self.settings.kind)
 
     @property
     def commands(self) -> Mapping[str, Any]:
         """Its verbs, each a `commands.Command`."""
-        return self.module("commands").COMMANDS
+        commands: Mapping[str, Any] = self.module("commands").COMMANDS
+        return commands
 
     def signature(self, keys: Container[str]) -> type[Any]:
         """The class of its artefacts' signature, for a run whose configuration has these keys."""
-        signatures = self.module("signature").SIGNATURES
+        signatures: tuple[type[Any], ...] = self.module("signature").SIGNATURES
         return next((one for one in signatures if one.mark is None or one.mark in keys), signatures[-1])
 
 
@@ -96,12 +98,3 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
     for task in [*[task for task in fitting if task == name], *marked, *plain]:
         return task
     raise ValueError(f"expected a model of a kind that a task has; received {kind!r:.60}")
-
-
-def task_of(config: Mapping[str, Any]) -> str:
-    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
-
-    Raises:
-        RequestError: see `task_named`.
-    """
-    return task_named(config["settings"].get("task"), config["model"]["kind"], config)

@@ -211,7 +211,7 @@ class PromptForcing:
             The cache of `step` behind it, and the position that comes next. Where the model cannot read at once, the
             cache at position 0, and None.
         """
-        if not self.model.reads_at_once:
+        if not self.model.supports_prefill:
             return self.init_cache(num_beams, max_length), None
         ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
         count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)

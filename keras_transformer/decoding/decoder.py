@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, arrays_of, batches_by_length
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD

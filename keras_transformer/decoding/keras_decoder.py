@@ -20,8 +20,7 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.transformer import Ensemble, Transformer
 from keras_transformer.ops import Tensor
-from keras_transformer.spec.lengths import longest
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions, longest
 from keras_transformer.text.sentences import Arrays, Ids, in_few_shapes, padded
 from keras_transformer.text.tokenizer import END, START
 

@@ -19,9 +19,8 @@ from keras_transformer.decoding.computations import search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_graphs import CUDA, EncoderStepModel, StagedSearch, open_session, run, runtime_of
 from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
-from keras_transformer.spec.lengths import longest, penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, require
+from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, longest, penalty, require
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN

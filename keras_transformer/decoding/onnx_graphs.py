@@ -302,7 +302,7 @@ class SteppedLanguageModel(SteppedModel):
             again. Then streams and threads may not share the model.
     """
 
-    reads_at_once = True  # many positions in one run of the graph, unless it takes one alone
+    supports_prefill = True  # many positions in one run of the graph, unless it takes one alone
 
     def __init__(self, session_of: Callable[[str], InferenceSession], config: Config, of_one_stream: bool = False):
         super().__init__(session_of, config)

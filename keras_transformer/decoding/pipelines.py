@@ -17,11 +17,10 @@ from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.runs.run_folder import (
     RunFolder,
     check_place,
+    float32_copy,
     load_model,
-    main_verb,
     read_config,
     read_tokenizers,
-    twin_of,
     write_run,
 )
 from keras_transformer.spec.options import Config
@@ -101,7 +100,9 @@ class Pipeline:
         path = Path(folder)
         check_place(path, overwrite)
         sections = {"corpus": {}, **self.sections()}
-        write_run(path, overwrite, self.task, twin_of(self.model), sections, lambda to: self.save_vocabularies(to.path))
+        write_run(
+            path, overwrite, self.task, float32_copy(self.model), sections, lambda to: self.save_vocabularies(to.path)
+        )
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """Returns the attentions of what a command line gives.
@@ -193,9 +194,9 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
     if not takes_text(whole := read_config(folder)):
         raise RequestError(
             f"{folder.path}: expected a model of text, with a vocabulary of pieces; received "
-            f"{whole['model']['kind']}, which `{main_verb(whole)}` takes"
+            f"{whole.kind}, which `{whole.main_command}` takes"
         )
-    config = whole["model"]
+    config = whole.model
     tokenizer, _ = read_tokenizers(folder, config.get("source_vocabulary_size"), config["vocabulary_size"])
     return PieceVectors(ops.convert_to_numpy(load_model(folder).input_embedding().embeddings), tokenizer)
 

@@ -48,8 +48,8 @@ from keras_transformer.importing.pieces import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.tokenizer import END
 
 # Options with the one value that the architecture has. Old files say them.

@@ -181,7 +181,7 @@ def bert_options(architecture: Architecture, config: Config, first: int = 0) -> 
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """A complete configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "encoder", **model_spec.complete(config, "encoder")}
 
 

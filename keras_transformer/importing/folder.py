@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from keras_transformer.core.errors import RequestError, abridged, warn
 from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_json, shown, whole
-from keras_transformer.runs.run_config import MAX_LICENSE
+from keras_transformer.runs.run_folder import MAX_LICENSE
 from keras_transformer.spec.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20

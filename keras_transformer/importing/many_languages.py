@@ -52,8 +52,8 @@ from keras_transformer.importing.pieces import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import ADDED, MAP, TOKENIZER, WHOLE, text_vocabulary
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import longest
 
 # Options with the one value that the architectures have. Old files say them.
 NORMS: Config = {"add_final_layer_norm": True, "normalize_before": True}

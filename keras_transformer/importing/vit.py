@@ -79,7 +79,7 @@ def vit_options(config: Config) -> Config:
 
 
 def complete(config: Config) -> Config:
-    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    """A complete configuration of our model. Raises ValueError as `model_spec.complete`."""
     return {"kind": "image-classifier", **model_spec.complete(config, "image-classifier")}
 
 

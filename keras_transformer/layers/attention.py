@@ -12,13 +12,14 @@ from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers.attention_ops import (
     HIDDEN,
     KeysValues,
+    PositionTerms,
     Projection,
-    Shared,
-    are_several,
+    cache_mask,
     check_mask,
     empty_cache,
     extended,
     grouped,
+    is_prefill,
     joined_heads,
     joint_mask,
     key_positions,
@@ -26,7 +27,6 @@ from keras_transformer.layers.attention_ops import (
     projected_heads,
     rotate,
     ungrouped,
-    written,
 )
 from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
 from keras_transformer.layers.positions import Positions
@@ -44,7 +44,7 @@ class SelfAttention(Layer):
     """
 
     needs_causal_mask = True  # whether a block that decodes hides later positions from it by a mask
-    reads_at_once = False  # whether `step` takes several positions of a prompt
+    supports_prefill = False  # whether `step` takes several positions of a prompt
 
     def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
         """The bias of positions in the form in which this attention adds it to the logits of whole sequences.
@@ -84,7 +84,7 @@ def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
     return _softmax(logits + (1.0 - seen) * HIDDEN) * seen
 
 
-@ops.replaceable
+@ops.overridable
 def seen_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
     """`masked_softmax`, where every query that counts sees a key: an export may give others what it likes."""
     return masked_softmax(logits, attention_mask)
@@ -102,7 +102,7 @@ class AttentionInputs(NamedTuple):
     memory: Tensor
     attention_mask: Tensor | None
     memory_mask: Tensor | None
-    shared: Shared | None
+    shared: PositionTerms | None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -209,7 +209,7 @@ class MultiHeadAttention(SelfAttention):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
         inputs = AttentionInputs(query, memory, attention_mask, memory_mask, shared)
@@ -221,7 +221,7 @@ class MultiHeadAttention(SelfAttention):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
@@ -244,7 +244,7 @@ class MultiHeadAttention(SelfAttention):
         return self.project_query(query, shared), keys_values, attention_mask
 
     @property
-    def reads_at_once(self) -> bool:  # type: ignore[override]
+    def supports_prefill(self) -> bool:  # type: ignore[override]
         """Whether `step` takes several positions of a prompt. A subclass with another step says so itself."""
         return type(self).step is MultiHeadAttention.step
 
@@ -256,26 +256,26 @@ class MultiHeadAttention(SelfAttention):
         shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)
         return KeysValues(*(self._empty_cache(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
         """The positions (S,) of the keys that the step at `index` sees with this cache; negative where none is."""
         return key_positions(cache.keys, index)
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention at one position, for each of K beams; or at several positions of one, see `reads_at_once`.
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Any]:
+        """Self-attention at one position, for each of K beams; or at several positions of one, see `supports_prefill`.
 
         Args:
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
             index: the position, from 0; or (T,), the first T of them, and the cache is empty.
-            shared: the bias (N, 1 or T, S) of the keys that `positions_of_keys` lists, and the rotation of `index`.
+            shared: the bias (N, 1 or T, S) of the keys that `key_positions` lists, and the rotation of `index`.
 
         Returns:
             (B, K or T, D), and the cache with `index` in it.
         """
-        axis = 1 if are_several(index) else position_axis(x, cache.keys)
+        axis = 1 if is_prefill(index) else position_axis(x, cache.keys)
         x = ops.expand_dims(x, axis)  # (B, K, 1, D)
         query, new = self.project_both(x, shared)  # keys and values (B, K, G, 1, H)
-        visible = self._visible(self.positions_of_keys(cache, index), index)
+        visible = self._visible(self.key_positions(cache, index), index)
         seen = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
         x, _ = self._attend(query, seen, visible, shared)
         return ops.squeeze(x, axis), KeysValues(*(self._cached(each, index) for each in seen))
@@ -289,8 +289,8 @@ class MultiHeadAttention(SelfAttention):
         return seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
-        """Which keys, at such positions (S,), the beams see in the step at `index`, see `written`."""
-        return written(positions, index)
+        """Which keys, at such positions (S,), the beams see in the step at `index`, see `cache_mask`."""
+        return cache_mask(positions, index)
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
         """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).
@@ -304,17 +304,17 @@ class MultiHeadAttention(SelfAttention):
         x, _ = self._attend(self.project_query(x), memory, memory_mask)
         return x
 
-    def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
+    def project_query(self, query: Tensor, shared: PositionTerms | None = None) -> Tensor:
         """(B, T, D) → (B, N, T, H)."""
         (query,) = projected_heads(query, [self._query_projection()])
         return _rotated_query(query, shared)
 
-    def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
+    def project_memory(self, memory: Tensor, shared: PositionTerms | None = None) -> KeysValues:
         """(B, S, D) → keys and values, each (B, G, S, H). Decoding projects the memory once per sentence."""
         keys, values = projected_heads(memory, self._memory_projections())
         return KeysValues(_rotated_keys(keys, shared), values)
 
-    def project_both(self, x: Tensor, shared: Shared | None = None) -> tuple[Tensor, KeysValues]:
+    def project_both(self, x: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, KeysValues]:
         """What `project_query` and `project_memory` give of the same states."""
         keys, values, query = projected_heads(x, [*self._memory_projections(), self._query_projection()])
         return _rotated_query(query, shared), KeysValues(_rotated_keys(keys, shared), values)
@@ -331,7 +331,7 @@ class MultiHeadAttention(SelfAttention):
         query: Tensor,
         memory: KeysValues,
         attention_mask: Tensor | None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Projected query (..., N, T, H), keys and values (..., G, S, H) → (..., T, D), and scores (..., N, T, S)."""
@@ -366,12 +366,12 @@ class MultiHeadAttention(SelfAttention):
         return query_shape
 
 
-def _rotated_query(query: Tensor, shared: Shared | None) -> Tensor:
+def _rotated_query(query: Tensor, shared: PositionTerms | None) -> Tensor:
     rotation = None if shared is None else shared.rotation
     return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
 
 
-def _rotated_keys(keys: Tensor, shared: Shared | None) -> Tensor:
+def _rotated_keys(keys: Tensor, shared: PositionTerms | None) -> Tensor:
     rotation = None if shared is None else shared.rotation
     return keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
 

@@ -43,10 +43,10 @@ def keys_mask(mask: Tensor) -> Tensor:
 
 def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
     """What both masks show: an attention mask (B, T, S) or what broadcasts to it, and a padding mask (B, S)."""
-    return both(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
+    return combined_masks(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
 
 
-def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+def combined_masks(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     """What two attention masks show. None hides nothing."""
     if mask is None or other is None:
         return other if mask is None else mask
@@ -72,7 +72,7 @@ class Projection(NamedTuple):
     num_heads: int  # N
 
 
-@ops.replaceable
+@ops.overridable
 def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
     """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
     sizes = ops.shape(x)[:-1]
@@ -123,12 +123,12 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-def are_several(index: Tensor) -> bool:
+def is_prefill(index: Tensor) -> bool:
     """Whether an index is that of several positions (T,), and not of one ()."""
     return len(getattr(index, "shape", ())) > 0
 
 
-@ops.replaceable
+@ops.overridable
 def position_axis(x: Tensor, keys: Tensor) -> int:
     """Where states (B, K, D) of beams get the axis T of positions: each beam is a sequence of one, (B, K, 1, D).
 
@@ -137,36 +137,36 @@ def position_axis(x: Tensor, keys: Tensor) -> int:
     return -2
 
 
-@ops.replaceable
+@ops.overridable
 def empty_cache(shape: tuple, dtype: str) -> Tensor:
     """The keys or values (..., L, H) of no position; an export keeps no room for those that follow."""
     return ops.zeros(shape, dtype=dtype)
 
 
-@ops.replaceable
+@ops.overridable
 def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
     """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next.
 
     Several positions (T,) are the first: `new` (..., T, H) stands in place of as many, and all of `new` is kept. An
     export takes any that are the next.
     """
-    if are_several(index):
+    if is_prefill(index):
         return ops.concatenate([new, cache[..., ops.shape(new)[-2] :, :]], axis=-2)
     return write_at(cache, new, index)
 
 
-@ops.replaceable
-def positions_in(keys: Tensor) -> Tensor:
+@ops.overridable
+def cached_positions(keys: Tensor) -> Tensor:
     """The positions (S,) of keys (..., S, H) that lie in a cache from position 0 on."""
     return ops.arange(ops.shape(keys)[-2])
 
 
-@ops.replaceable
+@ops.overridable
 def key_positions(keys: Tensor, index: Tensor) -> Tensor:
     """The positions (S,) of the keys that the step at `index` sees with such a cache."""
-    if are_several(index):
+    if is_prefill(index):
         return ops.arange(ops.maximum(ops.shape(keys)[-2], ops.shape(index)[0]))
-    return positions_in(keys)
+    return cached_positions(keys)
 
 
 def shorter(length: int | Tensor, most: int | Tensor) -> Any:
@@ -174,20 +174,20 @@ def shorter(length: int | Tensor, most: int | Tensor) -> Any:
     return min(length, most) if isinstance(length, int) and isinstance(most, int) else ops.minimum(length, most)
 
 
-@ops.replaceable
+@ops.overridable
 def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
     """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
     return write_at(cache, new, ops.mod(index, size))
 
 
-@ops.replaceable
+@ops.overridable
 def ring_of(keys: Tensor, index: Tensor, size: int) -> Tensor:
     """The ring (..., r, H) of the keys (..., S, H) that `extended` gives for several positions `index` (T,)."""
     kept = ops.plain(ring_positions)(keys, size, ops.shape(index)[0] - 1)
     return ops.take(keys, ops.maximum(kept, 0), axis=-2)
 
 
-@ops.replaceable
+@ops.overridable
 def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
     """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet.
 
@@ -198,8 +198,8 @@ def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
     return ops.subtract(index, ages)
 
 
-@ops.replaceable
-def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
+@ops.overridable
+def cache_mask(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
     """Whether a beam sees a key: where there is one.
 
     Args:
@@ -211,13 +211,13 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
         booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S), or for several positions
         to (B, 1, T, S); None if it sees all.
     """
-    if are_several(index):
-        return seen_from(positions, index, size)
+    if is_prefill(index):
+        return causal_cache_mask(positions, index, size)
     return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))[None, None, None]
 
 
-def seen_from(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
-    """(1, 1, T, S) Which keys, at positions (S,), are seen from each of several positions (T,), see `written`."""
+def causal_cache_mask(positions: Tensor, index: Tensor, size: int | None) -> Tensor:
+    """(1, 1, T, S) Which keys, at positions (S,), are seen from each of several positions (T,), see `cache_mask`."""
     ages = ops.subtract(ops.expand_dims(index, -1), positions)  # (T, S)
     seen = ages >= 0 if size is None else ops.logical_and(ages >= 0, ages < size)
     return ops.expand_dims(seen, (0, 1))
@@ -242,7 +242,7 @@ class Rotation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shared:
+class PositionTerms:
     """The bias and the rotation of positions in self-attention.
 
     It is a dataclass, because Keras would cast bare tensors to a layer's compute type.

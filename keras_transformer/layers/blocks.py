@@ -10,7 +10,7 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import Shared, both, causal_mask, keys_mask
+from keras_transformer.layers.attention_ops import PositionTerms, causal_mask, combined_masks, keys_mask
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
@@ -95,12 +95,12 @@ class _Block(Layer):
         sizes = {"dropout": self.dropout, "norm": self.norm}
         return make_part("residual", self.residual, self.dtype_policy, sizes)
 
-    def _mask(self, x: Tensor, attention_mask: Tensor | None, shared: Shared | None) -> Tensor | None:
+    def _mask(self, x: Tensor, attention_mask: Tensor | None, shared: PositionTerms | None) -> Tensor | None:
         """The mask of self-attention: what `attention_mask` shows, and no later position if the block decodes."""
         is_masked = shared is not None and shared.is_masked
         if is_masked or not (self.is_causal and self.self_attention.needs_causal_mask):
             return attention_mask
-        return both(causal_mask(ops.shape(x)[1]), attention_mask)
+        return combined_masks(causal_mask(ops.shape(x)[1]), attention_mask)
 
     def _inner_norm(self) -> PartConfig | None:
         return self.norm if model_spec.row("residual", self.residual).load().has_inner_norm else None
@@ -146,7 +146,11 @@ class EncoderBlock(_Block):
             layer.build(x_shape)
 
     def call(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None, training: bool = False
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        shared: PositionTerms | None = None,
+        training: bool = False,
     ) -> Tensor:
         attention_mask = self._mask(x, attention_mask, shared)
 
@@ -156,7 +160,7 @@ class EncoderBlock(_Block):
         return self._sublayers(x, attend, training)
 
     def with_scores(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: PositionTerms | None = None
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores of self-attention (B, N, S, S)."""
         scores: dict[str, Tensor] = {}
@@ -229,7 +233,7 @@ class DecoderBlock(_Block):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
         attention_mask, memory_mask = self._mask(x, attention_mask, shared), _as_attention_mask(memory_mask)
@@ -243,7 +247,13 @@ class DecoderBlock(_Block):
         return self._sublayers(x, attend_self, attend_memory, training)
 
     def step(
-        self, x: Tensor, cache: Any, memory: Any, memory_mask: Tensor, index: Tensor, shared: Shared | None = None
+        self,
+        x: Tensor,
+        cache: Any,
+        memory: Any,
+        memory_mask: Tensor,
+        index: Tensor,
+        shared: PositionTerms | None = None,
     ) -> tuple[Tensor, Any]:
         """Decodes one target position of K beams.
 
@@ -276,7 +286,7 @@ class DecoderBlock(_Block):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output of `call`, and the scores of self-attention (B, N, T, T) and cross-attention (B, N, T, S)."""
         scores: dict[str, Tensor] = {}
@@ -328,7 +338,7 @@ class CausalBlock(EncoderBlock):
 
     is_causal = True
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Any]:
         """Decodes one position of K beams, or several of one beam.
 
         Args:

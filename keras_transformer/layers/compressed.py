@@ -9,7 +9,14 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention, masked_softmax
-from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cache, joint_mask, split_heads, write_at
+from keras_transformer.layers.attention_ops import (
+    KeysValues,
+    PositionTerms,
+    empty_cache,
+    joint_mask,
+    split_heads,
+    write_at,
+)
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
 
@@ -105,11 +112,11 @@ class CompressedAttention(MultiHeadAttention):
         blocks = super().init_cache(batch_size, num_beams, (max_length + STRIDE - 1) // STRIDE)
         return CompressedCache(*blocks, *super().init_cache(batch_size, num_beams, STRIDE))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
         """The last position (blocks,) of each block in a cache."""
         return _ends(ops.shape(cache.keys)[-2])
 
-    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: PositionTerms | None = None) -> tuple[Tensor, Any]:
         """Self-attention at one position, see `MultiHeadAttention.step`. Each step writes the block that it is in."""
         _require_no_positions(shared)
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
@@ -118,7 +125,7 @@ class CompressedAttention(MultiHeadAttention):
         last = KeysValues(write_at(cache.last_keys, new.keys, place), write_at(cache.last_values, new.values, place))
         block, at = self._compressed(last), index // STRIDE
         blocks = KeysValues(write_at(cache.keys, block.keys, at), write_at(cache.values, block.values, at))
-        visible = ops.less_equal(self.positions_of_keys(cache, index), index)
+        visible = ops.less_equal(self.key_positions(cache, index), index)
         x, _ = self._attend(query, blocks, visible[None, None, None])
         return ops.squeeze(x, -2), CompressedCache(*blocks, *last)
 
@@ -177,7 +184,7 @@ def _ends(count: int | Tensor) -> Tensor:
     return ops.arange(count) * STRIDE + STRIDE - 1
 
 
-def _require_no_positions(shared: Shared | None) -> None:
+def _require_no_positions(shared: PositionTerms | None) -> None:
     if shared is not None and (shared.bias is not None or shared.rotation is not None):
         raise ValueError(
             "`shared` must have neither bias nor rotation: a compressed key stands for three positions. "

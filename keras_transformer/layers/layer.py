@@ -23,10 +23,10 @@ def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(gain**2, "fan_avg", "uniform")
 
 
-class Replaceable:
+class Recordable:
     """A layer whose call goes to the back end of `ops`, if that is not Keras.
 
-    A recorder runs the layer's `call` on values that are no tensors of Keras. Of Keras's own layers it has a form of
+    A tracer runs the layer's `call` on values that are no tensors of Keras. Of Keras's own layers it has a form of
     its own.
     """
 
@@ -43,7 +43,7 @@ class Replaceable:
         return super().compute_dtype if own is None else own.compute_dtype  # type: ignore[misc]
 
 
-class _Lent:
+class _ZeroCopyArray:
     """The numbers of a tensor for `np.array`, which reads them where they lie. Nobody may change them."""
 
     def __init__(self, tensor: Tensor):
@@ -56,7 +56,7 @@ class _Lent:
             return np.asarray(self.tensor)
 
 
-class Layer(Replaceable, keras.layers.Layer):
+class Layer(Recordable, keras.layers.Layer):
     """The base of this package's layers, and of your own.
 
     A layer that takes every operation from `keras_transformer.ops` in place of `keras.ops`, and multiplies by its
@@ -74,7 +74,7 @@ class Layer(Replaceable, keras.layers.Layer):
         variables: dict[str, Any] = {}
         super().save_own_variables(variables)
         for name, variable in variables.items():
-            store[name] = _Lent(ops.stop_gradient(variable))
+            store[name] = _ZeroCopyArray(ops.stop_gradient(variable))
 
     def _kept(self, argument: str) -> Any:
         for name in (f"{argument}_config", f"{argument}_rate", argument):
@@ -88,22 +88,22 @@ class Layer(Replaceable, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dropout(Replaceable, keras.layers.Dropout):
+class Dropout(Recordable, keras.layers.Dropout):
     """Keras's own."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dense(Replaceable, keras.layers.Dense):
+class Dense(Recordable, keras.layers.Dense):
     """Keras's own."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Conv2D(Replaceable, keras.layers.Conv2D):
+class Conv2D(Recordable, keras.layers.Conv2D):
     """Keras's own."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LayerNorm(Replaceable, keras.layers.LayerNormalization):
+class LayerNorm(Recordable, keras.layers.LayerNormalization):
     """Keras's layer normalization with ε 1e-6: (..., D) → (..., D) (Ba et al. 2016, arXiv 1607.06450).
 
     Args:
@@ -148,7 +148,7 @@ def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tenso
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RmsNorm(Replaceable, keras.layers.RMSNormalization):
+class RmsNorm(Recordable, keras.layers.RMSNormalization):
     """g · x / √(mean(x²) + ε): (..., D) → (..., D) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
 
     It is Keras's RMS normalization. No mean is subtracted, and no shift is added.
@@ -166,7 +166,7 @@ def make_part(slot: str, config: str | Config, dtype: Any, sizes: Config, **requ
     """Makes the layer of a part. Its constructor gets the part's options, and those sizes that it names.
 
     Args:
-        slot: a key of `family.SLOTS`.
+        slot: a key of `part_registry.SLOTS`.
         config: a name, or a dictionary of name and options.
         dtype: the layer's type or policy.
         sizes: arguments for constructors that name them. An option of the same name counts instead.
@@ -210,7 +210,7 @@ class Residual(Layer):
         ValueError: `dropout` is not at least 0 and less than 1.
     """
 
-    closes_stack = False  # True: the stack ends with another norm
+    has_final_norm = False  # True: the stack ends with another norm
     has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last kernel
 
     def __init__(self, dropout: float = 0.0, norm: str | Config = "layer", **kwargs: object):
@@ -259,7 +259,7 @@ class PreNorm(Residual):
     For arguments and shapes see `Residual`.
     """
 
-    closes_stack = True
+    has_final_norm = True
 
     def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
         return x + self.dropout(sublayer(self.norm(x)), training=training)

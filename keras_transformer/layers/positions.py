@@ -64,7 +64,7 @@ class TokenEmbedding(Layer):
             self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
 
     def call(self, ids: Tensor) -> Tensor:
-        rows = ops.rows(self.embeddings, as_places(ids))
+        rows = ops.embedding_lookup(self.embeddings, as_places(ids))
         return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
-from keras_transformer.layers.attention_ops import HIDDEN, positions_in
+from keras_transformer.layers.attention_ops import HIDDEN, cached_positions
 from keras_transformer.layers.layer import Layer, glorot
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
@@ -118,7 +118,7 @@ class Location(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=glorot())
 
     def call(self, query: Tensor, key: Tensor) -> Tensor:
-        positions = positions_in(key)  # (S,)
+        positions = cached_positions(key)  # (S,)
         rows = ops.take(self.kernel, ops.minimum(positions, self.max_length - 1), axis=0)  # (S, H)
         has_row = ops.cast(ops.less(positions, self.max_length), "float32")
         return dot(query, rows) + (1.0 - has_row) * HIDDEN

@@ -12,7 +12,7 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.attention_ops import Shared, both, causal_mask, joint_mask
+from keras_transformer.layers.attention_ops import PositionTerms, causal_mask, combined_masks, joint_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.layers.positions import Positions, sinusoidal_positions
@@ -74,7 +74,7 @@ class Stack(Layer):
             block_class(**self._block_of_layer(layer), gain=gain, dtype=self.dtype_policy) for layer in range(count)
         ]
         self.norm = None
-        if residual.closes_stack:
+        if residual.has_final_norm:
             self.norm = make_part("norm", block.get("norm", "layer"), self.dtype_policy, {})
 
     def _block_of_layer(self, layer: int) -> Config:
@@ -90,7 +90,7 @@ class Stack(Layer):
         """The block of each layer, in order."""
         return self.blocks
 
-    def shared_of(self, positions: Positions, at: Tensor) -> Shared:
+    def position_terms(self, positions: Positions, at: Tensor) -> PositionTerms:
         """What positions add to the self-attention of whole sequences. All layers share it.
 
         Args:
@@ -98,9 +98,9 @@ class Stack(Layer):
             at: the positions (T,) of a sequence: 0, 1, 2, …
         """
         attention = self.blocks_in_order()[0].self_attention
-        return Shared(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
+        return PositionTerms(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
 
-    def shared_at(self, positions: Positions, cache: Config, index: Tensor) -> Shared:
+    def position_terms_at(self, positions: Positions, cache: Config, index: Tensor) -> PositionTerms:
         """What positions add to the self-attention of a step. All layers share it.
 
         Args:
@@ -108,9 +108,9 @@ class Stack(Layer):
             cache: that of the step.
             index: the position (), or several (T,), see `step`.
         """
-        keys = self.positions_of_keys(cache, index)
+        keys = self.key_positions(cache, index)
         bias = positions.bias(ops.reshape(index, (-1,)), keys, is_causal=True)
-        return Shared(bias, positions.rotation(index, is_causal=True))
+        return PositionTerms(bias, positions.rotation(index, is_causal=True))
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         for block in self.blocks:
@@ -124,7 +124,7 @@ class Stack(Layer):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
         training: bool = False,
     ) -> Tensor:
         inputs = self._block_inputs(x, attention_mask, memory, memory_mask, shared)
@@ -142,7 +142,7 @@ class Stack(Layer):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
+        shared: PositionTerms | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output of `call`, and the attention scores of every layer.
 
@@ -185,18 +185,18 @@ class Stack(Layer):
         return [block.cross_attention.project_memory(memory) for block in self.blocks_in_order()]
 
     @property
-    def reads_at_once(self) -> bool:
+    def supports_prefill(self) -> bool:
         """Whether `step` takes several positions of a prompt, as all its self-attentions must."""
-        return all(block.self_attention.reads_at_once for block in self.blocks)
+        return all(block.self_attention.supports_prefill for block in self.blocks)
 
-    def positions_of_keys(self, cache: Config, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Config, index: Tensor) -> Tensor:
         """The positions (S,) of the keys that the step at `index` sees with a cache; negative where none is."""
-        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
+        return self.blocks_in_order()[0].self_attention.key_positions(cache["beams"][0], index)
 
     def step(
-        self, x: Tensor, cache: Config, memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
+        self, x: Tensor, cache: Config, memory_mask: Tensor | None, index: Tensor, shared: PositionTerms | None = None
     ) -> tuple[Tensor, Config]:
-        """Decodes one position of K beams; or several of one beam, if the stack has no memory and `reads_at_once`.
+        """Decodes one position of K beams; or several of one beam, if the stack has no memory and `supports_prefill`.
 
         Args:
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
@@ -233,8 +233,8 @@ class Stack(Layer):
         """The arguments of a block beside its states. The mask is made once for all blocks, of Keras's mask too."""
         mask = joint_mask(attention_mask, ops.keras_mask(x))
         if self.is_decoder and any(block.self_attention.needs_causal_mask for block in self.blocks):
-            mask = both(causal_mask(ops.shape(x)[1]), mask)
-        inputs = {"attention_mask": mask, "shared": replace(shared or Shared(), is_masked=True)}
+            mask = combined_masks(causal_mask(ops.shape(x)[1]), mask)
+        inputs = {"attention_mask": mask, "shared": replace(shared or PositionTerms(), is_masked=True)}
         return {**inputs, "memory": memory, "memory_mask": memory_mask} if self.has_memory else inputs
 
     def _closed(self, x: Tensor) -> Tensor:

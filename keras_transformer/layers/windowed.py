@@ -11,16 +11,16 @@ from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
 from keras_transformer.layers.attention_ops import (
     KeysValues,
-    Shared,
-    are_several,
+    PositionTerms,
+    cache_mask,
     empty_cache,
     extended,
     extended_ring,
+    is_prefill,
     key_positions,
     ring_of,
     ring_positions,
     shorter,
-    written,
 )
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
@@ -107,21 +107,21 @@ class WindowedAttention(MultiHeadAttention):
         """The empty cache of `step`: keys and values (B, K, N, r, H), r at most `max_length`."""
         return super().init_cache(batch_size, num_beams, shorter(self.width, max_length))
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        if are_several(index):
+    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
+        if is_prefill(index):
             return key_positions(cache.keys, index)
         return ring_positions(cache.keys, self.width, index)
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-        if are_several(index):  # the first of them see keys that the ring drops for the last
+        if is_prefill(index):  # the first of them see keys that the ring drops for the last
             return extended(cache, new, index)
         return extended_ring(cache, new, index, self.width)
 
     def _cached(self, seen: Tensor, index: Tensor) -> Tensor:
-        return ring_of(seen, index, self.width) if are_several(index) else seen
+        return ring_of(seen, index, self.width) if is_prefill(index) else seen
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
-        return written(positions, index, self.width)
+        return cache_mask(positions, index, self.width)
 
     def _output_and_scores(self, inputs: AttentionInputs, training: bool) -> tuple[Tensor, Tensor]:
         """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
@@ -195,7 +195,7 @@ def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
     return ops.take(ops.reshape(x, (ops.shape(x)[0], -1)), places, axis=-1)
 
 
-def _require_bias_of_blocks(shared: Shared | None, blocks: Blocks) -> None:
+def _require_bias_of_blocks(shared: PositionTerms | None, blocks: Blocks) -> None:
     """Raises ValueError for a bias that is not that of these blocks, as far as the sizes are known."""
     received = () if shared is None or shared.bias is None else tuple(shared.bias.shape)
     pairs = zip(received[-2:], (blocks.size, blocks.num_keys), strict=False)
@@ -240,7 +240,7 @@ class LocalAttention(WindowedAttention):
     """
 
     sizes_of_keys = 1
-    reads_at_once = False  # a graph keeps a block as it is, and could not take positions from two of them
+    supports_prefill = False  # a graph keeps a block as it is, and could not take positions from two of them
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
 
@@ -248,14 +248,14 @@ class LocalAttention(WindowedAttention):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+    def key_positions(self, cache: Any, index: Tensor) -> Tensor:
         return ops.add(index - ops.mod(index, self.width), ops.arange(ops.shape(cache.keys)[-2]))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         return ops.plain(extended_ring)(cache, new, index, self.width)
 
     def _visible(self, positions: Tensor, index: Tensor) -> Tensor:
-        return ops.plain(written)(positions, index)
+        return ops.plain(cache_mask)(positions, index)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)

@@ -15,8 +15,8 @@ from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.models.training_step import ReplicatedFit
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config, home_of
+from keras_transformer.spec.search_options import longest
 
 BLOCK_ARGUMENTS = (
     "num_heads",
@@ -37,7 +37,7 @@ def make_layers(config: Config, dtype: object) -> Config:
     """The layers of a model by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
     """
     # Keras draws seeds and writes weights in this order.
@@ -53,7 +53,7 @@ def make_layers_of_one_stack(config: Config, dtype: object, is_decoder: bool) ->
     """The layers of a model of one stack that takes ids, by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
         is_decoder: whether no position sees a later one.
     """
@@ -67,7 +67,7 @@ def make_layers_of_images(config: Config, dtype: object) -> Config:
     """The layers of a model of one stack that takes images, by their names in the model. They are not built.
 
     Args:
-        config: complete, see `family.complete`.
+        config: complete, see `model_spec.complete`.
         dtype: the layers' type or policy.
     """
     sizes = {name: config[name] for name in ("patch_size", "channels", "hidden_dim")}
@@ -205,14 +205,14 @@ class FamilyModel(ReplicatedFit):
     Its methods `encode`, `states`, `embed` and `scores` may be called on a `keras.Input`.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`.
+        arguments: the model's arguments, see `model_spec.KINDS`.
 
     Raises:
         ValueError: an argument's value is not allowed, two arguments contradict each other, `dtype` is a policy of
             quantization, or `keras.config.floatx()` is a half precision.
     """
 
-    kind: str  # a key of `family.KINDS`
+    kind: str  # a key of `model_spec.KINDS`
     takes: tuple[str, ...] = ("ids",)  # the names of the inputs
     license = ""  # the licence of the weights; "" if none is known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import PositionTerms, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers_of_one_stack
@@ -18,7 +18,7 @@ class StackModel(FamilyModel):
     """The base of the models of one stack. A model of this base says what its vectors are made of.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
+        arguments: the model's arguments, see `model_spec.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -61,12 +61,12 @@ class StackModel(FamilyModel):
         x, attention_mask, shared = self._stack_inputs(*self.taken(inputs))
         return self.stack.with_scores(x, attention_mask, shared=shared)[1]["self"]
 
-    def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, Shared]:
+    def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, PositionTerms]:
         """What the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
         x = self._vectors(inputs)
         positions = ops.arange(ops.shape(x)[1])
         x = self.embedding_dropout(self._placed(x, positions), training=training)
-        return x, self._attention_mask(inputs), self.stack.shared_of(self.positions, positions)
+        return x, self._attention_mask(inputs), self.stack.position_terms(self.positions, positions)
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """The vectors with their positions, and normed if the model has a norm there."""
@@ -92,7 +92,7 @@ class TokenModel(StackModel):
     Args:
         vocabulary_size: V.
         context_length: the most positions of `call`.
-        arguments: the others, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
+        arguments: the others, see `model_spec.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -178,13 +178,13 @@ class LanguageModel(TokenModel):
         return self.stack.init_cache(ids, num_beams, max_length)
 
     @property
-    def reads_at_once(self) -> bool:
+    def supports_prefill(self) -> bool:
         """Whether `step` takes several positions of a prompt: all attentions do, and how many may depend on the prompt,
         as it may not in what JAX compiles."""
-        return self.stack.reads_at_once and (ops.back_end() is not None or keras.config.backend() != "jax")
+        return self.stack.supports_prefill and (ops.back_end() is not None or keras.config.backend() != "jax")
 
     def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
-        """Decodes one position of every beam; or the first positions of one beam at once, see `reads_at_once`.
+        """Decodes one position of every beam; or the first positions of one beam at once, see `supports_prefill`.
 
         Args:
             token_ids: (B, K), the tokens at position `index`, at index 0 start ids; or (B, T), those at T positions.
@@ -196,7 +196,7 @@ class LanguageModel(TokenModel):
             id, 3, has the probability of all ids that end a text, and the others of these have none.
         """
         index = ops.convert_to_tensor(index)
-        shared = self.stack.shared_at(self.positions, cache, index)
+        shared = self.stack.position_terms_at(self.positions, cache, index)
         x, cache = self.stack.step(self._placed(self.embedding(token_ids), index), cache, None, index, shared)
         return merge_end_ids(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 

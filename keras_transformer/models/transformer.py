@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Shared, keys_mask, padding_mask
+from keras_transformer.layers.attention_ops import PositionTerms, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers
@@ -92,7 +92,7 @@ class Transformer(FamilyModel):
     encoder_stack: Stack
     decoder_stack: Stack
 
-    # A test compares the defaults with those of `family.ARGUMENTS`.
+    # A test compares the defaults with those of `model_spec.ARGUMENTS`.
     def __init__(
         self,
         vocabulary_size: int, num_layers: int = 6, num_heads: int = 8, hidden_dim: int = 512,
@@ -190,7 +190,7 @@ class Transformer(FamilyModel):
         sentences = cache["sentences"]
         stack_cache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
-        shared = self.decoder_stack.shared_at(self.positions, stack_cache, position)
+        shared = self.decoder_stack.position_terms_at(self.positions, stack_cache, position)
         x = self._embed_target(token_ids, position)  # (B, K, D)
         x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
         logits = ops.cast(self.output_embedding.logits(x), "float32")
@@ -214,20 +214,20 @@ class Transformer(FamilyModel):
         _, decoder = self.decoder_stack.with_scores(x, attention_mask, memory, memory_mask, shared=shared)
         return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
 
-    def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
+    def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, PositionTerms]:
         """The encoder's inputs: states (B, S, D), the attention mask (B, 1, S), and what positions add."""
         positions = ops.arange(ops.shape(source_ids)[1])
         x = self.positions.embed(self.source_embedding(source_ids), positions)
         x = x if self.source_norm is None else self.source_norm(x)
         x = self.embedding_dropout(x, training=training)
-        return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.shared_of(self.positions, positions)
+        return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.position_terms(self.positions, positions)
 
-    def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
+    def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, PositionTerms]:
         """The decoder's inputs: states (B, T, D), the attention mask (B, 1, T), and what positions add."""
         positions = ops.arange(ops.shape(target_ids)[1])
         x = self._embed_target(target_ids, positions)
         x = self.embedding_dropout(x, training=training)
-        return x, keys_mask(padding_mask(target_ids)), self.decoder_stack.shared_of(self.positions, positions)
+        return x, keys_mask(padding_mask(target_ids)), self.decoder_stack.position_terms(self.positions, positions)
 
     def _embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
         x = self.positions.embed_target(self.target_embedding(ids), positions)

@@ -192,7 +192,7 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
 
     Args:
         run: the folder.
-        kind: the kind that is expected, a key of `family.KINDS`; None for any.
+        kind: the kind that is expected, a key of `model_spec.KINDS`; None for any.
 
     Raises:
         RequestError: there is no run or no model yet, one of its files is damaged, or the model is of another kind.

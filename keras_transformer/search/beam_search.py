@@ -17,7 +17,7 @@ from keras_transformer import ops
 from keras_transformer.ops import Tensor
 from keras_transformer.search import loop
 from keras_transformer.search.loop import NO_HYPOTHESIS, Bounds, Cache, Step
-from keras_transformer.spec import lengths
+from keras_transformer.spec import search_options
 from keras_transformer.text.tokenizer import END, PAD
 
 
@@ -107,7 +107,7 @@ def start_beams(
     )
 
 
-@ops.replaceable
+@ops.overridable
 def first_beams(state: BeamState) -> BeamState:
     """Returns the state that the first step takes. All beams are equal before it, so an export may keep one of them."""
     return state
@@ -245,7 +245,7 @@ def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
     """
     if not length_penalty:
         return log_probs
-    divisor = lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
+    divisor = search_options.penalty(ops.cast(tokens, "float32"), length_penalty)
     if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NO_HYPOTHESIS`.
         divisor = ops.maximum(divisor, 1e-20)
     return ops.where(loop.exists(log_probs), log_probs / divisor, NO_HYPOTHESIS)

@@ -77,7 +77,7 @@ def initial_state(bounds: Bounds, num_rows: int, index: Tensor | None = None) ->
     )
 
 
-@ops.replaceable
+@ops.overridable
 def run_loop(
     advance: Callable[[State, Bounds], State],
     state: State,
@@ -189,13 +189,13 @@ def id_at(ids: Tensor, place: Tensor) -> Tensor:
     return ops.sum(ops.where(here, ids, 0), axis=1, keepdims=True)
 
 
-@ops.replaceable
+@ops.overridable
 def reorder_cache(cache: Tensor, beams: Tensor) -> Tensor:
     """Returns the cache, a nest of (B, K, ...), of the beams (B, K) that others continue."""
     return ops.map_structure(lambda values: gather_beams(values, beams), cache)
 
 
-@ops.replaceable
+@ops.overridable
 def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     """Gathers among the beams of each sentence: values (B, K, ...), beams (B, C) → (B, C, ...)."""
     batch_size, num_beams, *rest = ops.shape(values)

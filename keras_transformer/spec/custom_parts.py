@@ -38,7 +38,7 @@ def register_part(
     run imports it.
 
     Args:
-        slot: which part of a model it is, such as "feed_forward"; a key of `family.SLOTS` or `family.IMAGE_SLOTS`.
+        slot: which part of a model it is, such as "feed_forward"; a key of `model_spec.ALL_SLOTS`.
         name: such as "gated".
         part_class: a `keras_transformer.layers.Layer` with the methods of the other classes in the slot. Its
             constructor gets the options, and the model's sizes that it names, such as `hidden_dim`.

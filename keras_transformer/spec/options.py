@@ -99,7 +99,7 @@ class Option:
         return or_null(one) if self.is_optional else one
 
     def checked(self, name: str, value: Any) -> Any:
-        """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
+        """Returns a number, a switch or a list if it is allowed. `model_spec.part` checks parts.
 
         Raises:
             Fault: the value is not allowed.
@@ -140,7 +140,7 @@ class Part:
         fault: a function of a model's complete configuration. It returns why this part does not fit there, or None.
         of_layer: a function of this part's complete configuration and a layer's number, from 0. It returns the part
             that a stack has in this layer.
-        own_class: the class of a part that `own_parts.register_part` added, or that a model was given.
+        own_class: the class of a part that `custom_parts.register_part` added, or that a model was given.
         own_module: that registers it; "" for parts of this package, and for classes that are not registered.
     """
 

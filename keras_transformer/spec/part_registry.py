@@ -7,8 +7,8 @@ format has it.
 
 from __future__ import annotations
 
-from keras_transformer.spec.lengths import longest
 from keras_transformer.spec.options import Config, Fault, Option, Part
+from keras_transformer.spec.search_options import longest
 
 LAYERS = "keras_transformer.layers"
 MAX_ATTENTIVE_SIZE = 64  # pixels have 16 million scores then, for each image

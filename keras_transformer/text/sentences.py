@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn, warn_of_news
-from keras_transformer.spec.lengths import longest
+from keras_transformer.spec.search_options import longest
 from keras_transformer.text.feeding import size_in_octave
 from keras_transformer.text.lines import strings_of
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, UNKNOWN, Tokenizer

@@ -48,7 +48,7 @@ class Progress:
         return asdict(self)
 
 
-class Follow(keras.callbacks.Callback):
+class ProgressCounter(keras.callbacks.Callback):
     """Counts each step in `progress`. It is the first callback, because the others read `progress`."""
 
     def __init__(self, progress: Progress, plan: Plan):
@@ -56,10 +56,10 @@ class Follow(keras.callbacks.Callback):
         self.progress = progress
         self.plan = plan
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         self._last = time.monotonic()
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         progress, now = self.progress, time.monotonic()
         progress.step += 1
         progress.tokens += self.plan.num_tokens(progress.place)
@@ -78,20 +78,20 @@ class StopOnNaN(keras.callbacks.Callback):
         super().__init__()
         self.progress = progress
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         if self.progress.step % STEPS_BETWEEN_LOOKS == 0:
             self.check(logs)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.check(logs)
 
-    def check(self, logs: dict | None) -> None:
+    def check(self, logs: dict[str, float] | None) -> None:
         """Raises JobError if the loss is NaN or infinite, or at the end of a round that of the validation."""
         losses = (float((logs or {}).get(name, 0.0)) for name in ("loss", "val_loss"))
         if not all(math.isfinite(loss) for loss in losses):
             self._end()
 
-    def check_weights(self, logs: dict | None) -> None:
+    def check_weights(self, logs: dict[str, float] | None) -> None:
         """`check`, and the weights too: the loss of a step tells nothing of the update that follows it."""
         self.check(logs)
         if not all(np.isfinite(np.asarray(variable)).all() for variable in self.model.trainable_variables):
@@ -111,7 +111,7 @@ class RestoreMetrics(keras.callbacks.Callback):
         super().__init__()
         self.values: Sequence[np.ndarray] = values
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         for variable, value in zip(self.model.metrics_variables, self.values, strict=False):
             variable.assign(value)
         self.values = ()
@@ -130,19 +130,19 @@ class Interrupt(keras.callbacks.Callback):
         save: saves a checkpoint.
     """
 
-    def __init__(self, check: Callable[[dict | None], None], save: Callable[[], None]):
+    def __init__(self, check: Callable[[dict[str, float] | None], None], save: Callable[[], None]):
         super().__init__()
         self.check = check
         self.save = save
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         if threading.current_thread() is threading.main_thread() and not self._before:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         is_last = batch + 1 == self.params["steps"]
         if self.received is not None and not is_last:
             if keras.config.backend() == "jax":  # whose step keeps the weights to itself until a round ends
@@ -151,7 +151,7 @@ class Interrupt(keras.callbacks.Callback):
             self.save()
             self._stop(self.received)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if self.received is not None:
             self._stop(self.received)
 
@@ -173,7 +173,7 @@ class Interrupt(keras.callbacks.Callback):
         self.received = number
 
 
-class Judge(keras.callbacks.Callback):
+class BestTracker(keras.callbacks.Callback):
     """Judges each round by a score, of which more is better, and stops training early.
 
     Args:
@@ -196,7 +196,7 @@ class Judge(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Logged(Judge):
+class MonitoredMetric(BestTracker):
     """Judges a round by a number of the logs.
 
     Args:
@@ -209,33 +209,33 @@ class Logged(Judge):
         super().__init__(progress, patience)
         self.show = show
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if logs and self.name in logs:
             self.judge(self.sign * float(logs[self.name]))
         self.show(self.progress.step)
 
 
-class Loss(Logged):
+class ValLossMonitor(MonitoredMetric):
     """Judges a round by its validation loss, of which less is better; the score is its negative."""
 
     name, sign = "val_loss", -1.0
 
 
-class Ndcg(Logged):
+class NdcgMonitor(MonitoredMetric):
     """Judges a round by NDCG, of which more is better."""
 
     name, sign = "val_ndcg", 1.0
 
 
-class Bleu(Judge):
+class BleuMonitor(BestTracker):
     """Translates validation sentences at the end of a round: `val_bleu` in the logs, samples, early stopping.
 
     Args:
-        progress: see `Judge`.
+        progress: see `BestTracker`.
         translate: lines → translations, with the model's present weights.
         sources: the sentences to translate.
         references: their translations.
-        patience: see `Judge`.
+        patience: see `BestTracker`.
         show: called with the step and some sample translations.
     """
 
@@ -254,7 +254,7 @@ class Bleu(Judge):
         self.references = references
         self.show = show
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         translations = self.translate(self.sources)
         bleu = count_bleu(translations, self.references)
         if logs is not None:
@@ -281,7 +281,7 @@ class Save(keras.callbacks.Callback):
         self.progress = progress
         self.then = then
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if num_workers() == 1:  # several workers reset their metrics together, and no checkpoint holds them
             self.model.reset_metrics()  # an extended run would go on from the validation's counts
         self.save()

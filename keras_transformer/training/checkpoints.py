@@ -11,6 +11,7 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,14 @@ from keras_transformer.core.errors import JobError, RequestError, warn
 from keras_transformer.core.files import write_whole
 from keras_transformer.core.schema import Mismatch, Schema, object_of, parse_json, whole
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.runs.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
+from keras_transformer.runs.run_folder import (
+    RunConfig,
+    RunFolder,
+    checkpoint_steps,
+    read_config,
+    save_model,
+    write_config,
+)
 from keras_transformer.spec.options import Config
 from keras_transformer.training.devices import num_workers
 
@@ -204,9 +212,9 @@ def average(run: str | Path, last: int) -> list[int]:
             f"--last must be between 1 and the {len(checkpoints.steps())} checkpoints kept in {folder.checkpoints}; "
             f"received: {last}"
         )
-    model = make_model(config["model"])
+    model = make_model(config.model)
     # The rest of the origin (at which step the run ended) stays true, but for what was measured on other weights.
-    kept = {name: value for name, value in config.get("weights", {}).items() if not name.startswith("val_")}
+    kept = {name: value for name, value in config.weights.items() if not name.startswith("val_")}
     origin = {**kept, "kind": "mean", "steps": steps}
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
@@ -236,10 +244,10 @@ def set_weights(model: FamilyModel, weights: Iterable[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def write_model(run: RunFolder, config: Config, model: FamilyModel, origin: Config) -> None:
+def write_model(run: RunFolder, config: RunConfig, model: FamilyModel, origin: Config) -> None:
     """Writes `model.keras`, and the origin of its weights to `config.json`."""
     save_model(run, model)
-    write_config(run, {**config, "weights": origin})
+    write_config(run, replace(config, weights=origin))
 
 
 def _weights(model: FamilyModel) -> Config:
@@ -321,7 +329,7 @@ def _read_progress(path: Path, like: Mapping[str, object]) -> Config:
         data = _read_array(file, PROGRESS, None)
     try:
         kinds = {name: whole(0) if type(value) is int else A_FLOAT for name, value in like.items()}
-        return parse_json(data.tobytes(), object_of(kinds), has_constants=True)
+        return dict(parse_json(data.tobytes(), object_of(kinds), has_constants=True))
     except Mismatch as error:
         raise OtherArrays(f"{path} is damaged, or another version's (its progress: {error})") from error
     except ValueError as error:

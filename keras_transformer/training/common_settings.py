@@ -105,7 +105,7 @@ def _argument(option: Option) -> Any:
 class Settings:
     """The settings of a training run, flat. The flags of train.py are made from them."""
 
-    kind: ClassVar[str]  # the kind of the task's model, a key of `family.KINDS`
+    kind: ClassVar[str]  # the kind of the task's model, a key of `model_spec.KINDS`
     mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
     defaults: ClassVar[Config] = {}  # the task's; they win over a preset's
 
@@ -246,7 +246,7 @@ def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsCl
 
     Args:
         task: its name.
-        kind: the kind of its model, a key of `family.KINDS`.
+        kind: the kind of its model, a key of `model_spec.KINDS`.
         defaults: the task's. They win over those of `Settings` and of a preset.
     """
 

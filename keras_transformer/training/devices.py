@@ -305,7 +305,7 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
                 _send(connection, message)
                 connection.settimeout(left + MESSAGE_SECONDS)
                 with connection.makefile("rb") as file:
-                    return parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2))
+                    return list(parse_json(file.readline(MAX_MESSAGE_BYTES), list_of(str, 2, 2)))
         time.sleep(BETWEEN_CALLS)
     return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
 

@@ -29,7 +29,7 @@ class Validation(keras.utils.PyDataset):
         """How many batches the epoch has."""
         return self.plan.num_batches(0)
 
-    def __getitem__(self, index: int) -> tuple:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         return padded(self.plan.batch(Place(0, index)), self.plan.divisor, per_octave=1)
 
 
@@ -43,7 +43,7 @@ class DataParallel:
     def __init__(self, num_devices: int):
         self.num_replicas_in_sync = num_devices
 
-    def scope(self) -> AbstractContextManager:
+    def scope(self) -> AbstractContextManager[None]:
         """Within it models are made."""
         return nullcontext()
 

@@ -26,6 +26,7 @@ from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
+from keras_transformer.training.common_settings import Settings, TextSettings
 from keras_transformer.training.devices import local_replicas, num_workers, operation_errors, seed
 from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
@@ -95,11 +96,11 @@ def start_from_word_vectors(
     )
 
 
-def compiled_model(run: Run) -> FamilyModel:
+def compiled_model(run: Run[Settings]) -> FamilyModel:
     """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
-    model = make_model(run.config["model"], dtype)
+    model = make_model(run.config.model, dtype)
     if not _has_checkpoint(run):
         _begin(run, model)
     model.micro_batches = settings.accumulate
@@ -109,7 +110,7 @@ def compiled_model(run: Run) -> FamilyModel:
     return model
 
 
-def _compile(run: Run, model: FamilyModel) -> None:
+def _compile(run: Run[Settings], model: FamilyModel) -> None:
     """Compiles the model with the run's learning rate, and makes its optimizer anew."""
     settings, task = run.settings, run.task
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
@@ -123,19 +124,19 @@ def _compile(run: Run, model: FamilyModel) -> None:
     model.build_for_training()
 
 
-def _has_checkpoint(run: Run) -> bool:
+def _has_checkpoint(run: Run[Settings]) -> bool:
     """Whether the weights come from a checkpoint. A run may have been killed before its first."""
     return run.is_resumed and run.folder.has_checkpoint
 
 
-def _begin(run: Run, model: FamilyModel) -> None:
+def _begin(run: Run[Settings], model: FamilyModel) -> None:
     """Gives a model what it begins with, besides random weights."""
 
     settings = run.settings
     if settings.init_from:
-        has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
+        has_same_labels = read_config(settings.init_from).labels == run.config.labels
         inherit(model, load_model(settings.init_from), has_same_labels)
-    if run.vocabulary is not None and settings.word_vectors:
+    if run.vocabulary is not None and isinstance(settings, TextSettings) and settings.word_vectors:
         start_from_word_vectors(model, run.vocabulary, settings.word_vectors)
 
 
@@ -155,7 +156,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
         mine.assign(theirs)
 
 
-def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
+def fit(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
     The run is timed first, unless several workers train together.
@@ -182,7 +183,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> Non
         write_result(run, data, model, progress, checkpoints)
 
 
-def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
+def _timed(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strategy) -> FamilyModel:
     """The model that the run trains, after its time was told: where `--hours` asks for it, a smaller one than `model`,
     or one with another learning rate.
     """
@@ -206,7 +207,7 @@ def _timed(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> 
     return model
 
 
-def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
+def compile_ahead(run: Run[Settings], plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
     """With XLA, compiles the step for all shapes of batches that are known, and says how long that took.
 
     So the time of a step can be told, and no step in the middle of a run waits. What the steps change is put back.
@@ -223,7 +224,7 @@ def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) 
     say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
 
-def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
+def _restored_progress(run: Run[Settings], plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
     """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
     if not run.is_resumed:
         return Progress()
@@ -240,7 +241,7 @@ def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Ch
 
 
 def _fit_rounds(
-    run: Run,
+    run: Run[Settings],
     data: Prepared,
     model: FamilyModel,
     strategy: Strategy,
@@ -334,17 +335,19 @@ def _valid_batches(plan: Plan, strategy: Strategy) -> Any:
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 
 
-def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
+def _callbacks(
+    run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+) -> list[Any]:
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
-    follow = [c.Follow(progress, data.plan), stop_on_nan]
+    follow = [c.ProgressCounter(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
     validation = run.task.validation(run, data, model, progress, show)
     if not run.is_chief:
         return [*follow, *validation]
-    twin = make_model(run.config["model"])
+    twin = make_model(run.config.model)
 
     def then() -> None:
         folders.drop_replaced(run.folder.path)

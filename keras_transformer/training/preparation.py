@@ -33,7 +33,7 @@ MOST_CHANGED = 0.001  # the share of changed lines that brings no warning
 NUM_EXAMPLES, CHANGE_CHARACTERS = 3, 30
 
 
-def clean(run: Run) -> None:
+def clean(run: Run[Settings]) -> None:
     """Leaves pairs out of the run's training text and its further pairs, if the run has `--clean`.
 
     The text is read when the run first asks for it. A run that goes on with text that is tokenised already does not.
@@ -56,7 +56,7 @@ def tell_of_overlap(overlap: Overlap) -> None:
         )
 
 
-def _tell_of_cleaning(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
+def _tell_of_cleaning(run: Run[Settings], name: str, found: Cleaning, report_path: Path) -> None:
     say(f"{name}: --clean keeps {found.num_kept:,} of {len(found.reasons):,} pairs")
     for reason, examples in found.examples.items():
         first = examples[0]
@@ -100,7 +100,10 @@ class Text:
 
 
 def prepare_text(
-    run: Run, cache: Path, num_replicas: int, first_ids_of: Callable[[Tokenizers], FirstIds] = lambda _: ((), ())
+    run: Run[Settings],
+    cache: Path,
+    num_replicas: int,
+    first_ids_of: Callable[[Tokenizers], FirstIds] = lambda _: ((), ()),
 ) -> Text:
     """Learns the vocabulary, tokenises the corpus once, and plans its batches.
 
@@ -117,9 +120,9 @@ def prepare_text(
     settings = run.settings
     tags = _mix(run)
     tokenizers = _tokenizers(run, tags)
-    if "sentences_per_line" not in run.config["corpus"]:  # a run that goes on knows, and reads no text again
+    if "sentences_per_line" not in run.config.corpus:  # a run that goes on knows, and reads no text again
         lines = (source for source, _ in run.corpus.train())
-        run.config["corpus"]["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
+        run.config.corpus["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
     options = {"keep_text": settings.sampling > 0, "first_ids": first_ids_of(tokenizers)}
@@ -135,7 +138,7 @@ def prepare_text(
     return Text(tokenizers, plan, valid_plan, sources, targets)
 
 
-def _mix(run: Run) -> list[str]:
+def _mix(run: Run[Settings]) -> list[str]:
     """Puts further pairs and the other direction into the training text, where asked for; returns the tags."""
     settings, corpus = run.settings, run.corpus
     if settings.both_directions and settings.more_tag in directions(corpus):
@@ -144,7 +147,7 @@ def _mix(run: Run) -> list[str]:
     return [*(directions(corpus) if settings.both_directions else ()), *filter(None, [settings.more_tag])]
 
 
-def validation_pairs(run: Run) -> list[Pair]:
+def validation_pairs(run: Run[Settings]) -> list[Pair]:
     """The pairs that a run validates on. The chief writes them into the run folder."""
     pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     if run.is_chief:
@@ -154,7 +157,12 @@ def validation_pairs(run: Run) -> list[Pair]:
 
 
 def tokenized(
-    run: Run, cache: Path, valid_pairs: list[Pair], tokenizers: Tokenizers, keep_text: bool = False, **options: object
+    run: Run[Settings],
+    cache: Path,
+    valid_pairs: list[Pair],
+    tokenizers: Tokenizers,
+    keep_text: bool = False,
+    **options: object,
 ) -> tuple[TokenizedCorpus, TokenizedCorpus]:
     """The pairs of training and of validation as ids, each tokenised once.
 
@@ -181,7 +189,7 @@ def tokenized(
     return train, valid
 
 
-def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
+def tell_of_changed_targets(run: Run[Settings], tokenizer: Tokenizer, count: int) -> None:
     """Tells how many target lines the vocabulary does not give back as they were, but for what cleaning changes.
 
     It looks at every second, third and so on of more than `MOST_CHECKED` lines. config.json keeps the share.
@@ -198,7 +206,7 @@ def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
     lines = [identity.normalize(line).replace(SPACE, " ").strip() for line in checked]
     pairs = list(zip(lines, tokenizer.decode(tokenizer.encode(lines, run.settings.threads or 1)), strict=True))
     changed = [pair for pair in pairs if pair[0] != pair[1]]
-    run.config["corpus"]["changed_targets"] = share = len(changed) / max(1, len(pairs))
+    run.config.corpus["changed_targets"] = share = len(changed) / max(1, len(pairs))
     told = f"{run.corpus.name}: the vocabulary changes {share:.2%} of the target lines"
     if changed:
         told += ", such as " + "; ".join(starmap(_told_change, changed[:NUM_EXAMPLES]))
@@ -234,7 +242,7 @@ def naming_files(files: str) -> Iterator[None]:
         raise RequestError(f"{files}: {error}") from error
 
 
-def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
+def one_tokenizer(run: Run[Settings], lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
     """The vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
     settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
     if run.is_resumed and path.is_file():
@@ -260,7 +268,7 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) ->
     return tokenizer
 
 
-def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
+def _tokenizers(run: Run[Settings], tags: list[str]) -> Tokenizers:
     tokenizers = _tokenizers_of(run, tags)
     if run.settings.sampling and not tokenizers.source.is_sentencepiece:
         why = f"--sampling draws among the pieces of SentencePiece; {run.settings.init_from} has another vocabulary"
@@ -269,7 +277,7 @@ def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
         say(f"--sampling {run.settings.sampling} gives way to 0: {why}")
         none: dict[str, Any] = {"sampling": 0.0}
         run.settings = replace(run.settings, **none)
-        run.config["settings"] = run.settings.as_dict()
+        run.config.settings = run.settings.as_dict()
     if missing := [tag for tag in tags if tag not in tokenizers.source.tags]:
         raise RequestError(
             f"expected a vocabulary with the tag {missing[0]} as one piece; received that of "
@@ -278,7 +286,7 @@ def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     return tokenizers
 
 
-def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
+def _tokenizers_of(run: Run[Settings], tags: list[str]) -> Tokenizers:
     settings, folder = run.settings, run.folder
     if run.is_resumed and all(path.is_file() for path in _files(folder, settings)):
         return Tokenizers(*map(load_tokenizer, _files(folder, settings)))
@@ -301,7 +309,7 @@ def _files(folder: RunFolder, settings: Settings) -> tuple[Path, Path]:
     return folder.tokenizers(settings.has_two_vocabularies or folder.has_two_tokenizers)
 
 
-def _learned_tokenizers(run: Run, tags: list[str]) -> Tokenizers:
+def _learned_tokenizers(run: Run[Settings], tags: list[str]) -> Tokenizers:
     pairs, names = run.corpus.train, split_normalization(run.settings.normalization)
     if run.settings.has_two_vocabularies:
         source = learned(run, lambda: (source for source, _ in pairs()), tags=tags, normalization=names[0])
@@ -319,7 +327,7 @@ def _learned_tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     return Tokenizers(*map(joint.normalized_by, names))
 
 
-def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokenizer:
+def learned(run: Run[Settings], lines: Callable[[], Iterator[str]], **kind: Any) -> Tokenizer:
     """Learns a vocabulary; of the largest size that the text supports if the run may lower the size.
 
     Args:
@@ -341,16 +349,16 @@ def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokeni
             size = error.most
 
 
-def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
+def record_vocabularies(run: Run[Settings], tokenizers: Tokenizers) -> None:
     """Puts the vocabulary into the run, and the sizes and the number of parameters that follows into config.json."""
     from keras_transformer.models.model_factory import count_parameters
 
     run.vocabulary = tokenizers.source
-    model = run.config["model"]
+    model = run.config.model
     model["vocabulary_size"] = tokenizers.target.vocabulary_size
     if run.settings.has_two_vocabularies:
         model["source_vocabulary_size"] = tokenizers.source.vocabulary_size
-    run.config["parameters"] = count_parameters(run.config["model"])
+    run.config.parameters = count_parameters(run.config.model)
     if run.is_chief:
         write_config(run.folder, run.config)
 

@@ -50,11 +50,11 @@ class Records(keras.callbacks.Callback):
         self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
         self._board: Any = None
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         if self._board is None:
             self._begin()
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         progress = self.progress
         rate = float(np.asarray(self.model.optimizer.learning_rate))
         known = {**(logs or {}), "step": progress.step, "epoch": progress.epoch, "learning_rate": rate,
@@ -153,7 +153,7 @@ class ProgressLine(keras.callbacks.Callback):
         # Where the measurement of speed begins: after the first step, which traces the graph.
         self._since: Progress | None = None
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self._since = self._since or replace(self.progress)
         now = time.monotonic()
         if now - self._shown >= (LINE_SECONDS if self._bar is None else REDRAW_SECONDS):
@@ -164,7 +164,7 @@ class ProgressLine(keras.callbacks.Callback):
                 self._bar.n, self._bar.ncols = self.progress.step, shutil.get_terminal_size().columns - 1
                 self._bar.set_description_str(self._line(logs or {}).removeprefix("step ") + self._last)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         logs = logs or {}
         told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
         self._last = told[-1].replace(" loss ", " validation ") if told else ""
@@ -177,7 +177,7 @@ class ProgressLine(keras.callbacks.Callback):
         if self._bar is not None:
             self._bar.clear()
 
-    def _line(self, logs: dict) -> str:
+    def _line(self, logs: dict[str, float]) -> str:
         progress, loss = self.progress, float(logs.get("loss", math.nan))
         line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
         since = self._since or progress

@@ -13,6 +13,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.jax_devices import Validation
 from keras_transformer.training.task import Prepared, Run
 
@@ -39,7 +40,9 @@ class Candidate(NamedTuple):
         return f"mean of steps {steps}" if self.kind == "mean" else f"{self.kind} checkpoint, step {steps}"
 
 
-def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> None:
+def write_result(
+    run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+) -> None:
     """Writes `model.keras` and prints what the task measures on it.
 
     Its weights are the moving average with `--ema`, the mean of the last checkpoints with `--average-last`, else the
@@ -49,12 +52,12 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
         JobError: a checkpoint is damaged, or the file could not be written; the checkpoints are intact.
     """
     settings = run.settings
-    twin = make_model(run.config["model"])
+    twin = make_model(run.config.model)
     best_step = progress.best_step if settings.patience and progress.best_step else None
     if settings.ema:
         set_weights(twin, present_weights(model))
         chosen: Config = {"kind": "moving average"}
-        measured = run.task.measured(run, data, twin)
+        measured = run.task.final_metrics(run, data, twin)
     else:
         if settings.average_last:
             found = [Candidate("mean", checkpoints.to_average(best_step))]
@@ -74,11 +77,11 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     say(f"wrote {run.folder.model}{told}")
 
 
-def write_so_far(run: Run, twin: FamilyModel, model: FamilyModel, progress: Progress) -> None:
+def write_so_far(run: Run[Settings], twin: FamilyModel, model: FamilyModel, progress: Progress) -> None:
     """Writes `model.keras` after a checkpoint if validation found no better one before, so that a run that is stopped
     can be used at once. Before the first validation it holds the present weights.
 
-    What `config.json` says of them does not count as the end of the run (`run_config.is_finished`).
+    What `config.json` says of them does not count as the end of the run (`RunConfig.is_finished`).
 
     Args:
         run: its chief calls this.
@@ -120,7 +123,12 @@ def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None)
 
 
 def _best(
-    run: Run, data: Prepared, twin: FamilyModel, found: list[Candidate], checkpoints: Checkpoints, num_replicas: int
+    run: Run[Settings],
+    data: Prepared,
+    twin: FamilyModel,
+    found: list[Candidate],
+    checkpoints: Checkpoints,
+    num_replicas: int,
 ) -> tuple[Candidate, dict[str, float]]:
     """Gives the twin the weights of the best candidate; returns it with what the task measures on it.
 
@@ -129,7 +137,7 @@ def _best(
     results = []
     for candidate in found:
         set_weights(twin, checkpoints.mean(candidate.steps, twin))
-        measured = run.task.measured(run, data, twin)
+        measured = run.task.final_metrics(run, data, twin)
         if len(found) == 1:
             return candidate, measured
         loss = measured["val_loss"] if "val_loss" in measured else _validation_loss(run, data, twin, num_replicas)
@@ -142,11 +150,11 @@ def _best(
     return candidate, measured
 
 
-def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
+def _validation_loss(run: Run[Settings], data: Prepared, model: FamilyModel, num_replicas: int) -> float:
     """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
     if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
         model.compile(loss=run.task.loss(run.settings))
-        return model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"]
+        return float(model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"])
     loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from keras_transformer.core.errors import RequestError, Stopped
 from keras_transformer.runs.run_folder import restore_replaced, resume_command, write_config
 from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import MEND
+from keras_transformer.training.common_settings import MEND, Settings
 from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import check_folder, open_run
 from keras_transformer.training.task import Run
@@ -22,7 +21,7 @@ from keras_transformer.training.task import Run
 if TYPE_CHECKING:
     from keras_transformer.training.devices import Strategy
 
-__all__ = ["begun", "open_run", "train"]
+__all__ = ["open_run", "run_directory", "train"]
 
 
 def train(given: Config) -> None:
@@ -45,19 +44,19 @@ def train(given: Config) -> None:
         _train(run, strategy)
 
 
-def shared_facts(run: Run) -> Config:
+def shared_facts(run: Run[Settings]) -> Config:
     """What all workers must have the same, by names for people.
 
     The paths of what they read may differ, and so may the names of their devices.
     """
-    own = {setting.name for setting in fields(run.settings) if setting.metadata["reads"]}
+    own = {name for name, flag in run.settings.flags.items() if flag.reads}
     own |= {"data_dir", "devices", "threads"}
     settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
     return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
 
 
 @contextlib.contextmanager
-def begun(run: Run) -> Iterator[Path]:
+def run_directory(run: Run[Settings]) -> Iterator[Path]:
     """Makes and locks the run folder, and yields the folder for this worker's tokenised text.
 
     A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
@@ -90,7 +89,7 @@ def begun(run: Run) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _undone(run: Run) -> Iterator[None]:
+def _undone(run: Run[Settings]) -> Iterator[None]:
     """On an error before a new run's first checkpoint the run that it replaces comes back; what is refused goes."""
     try:
         yield
@@ -106,10 +105,10 @@ def _undone(run: Run) -> Iterator[None]:
         raise
 
 
-def _train(run: Run, strategy: Strategy) -> None:
+def _train(run: Run[Settings], strategy: Strategy) -> None:
     from keras_transformer.training.learning import compiled_model, fit  # late: Keras takes seconds
 
-    with begun(run) as cache:
+    with run_directory(run) as cache:
         clean(run)
         data = run.task.prepare(run, cache, strategy.num_replicas_in_sync)
         with strategy.scope():

@@ -63,7 +63,7 @@ class TaskModule(Protocol):
     ) -> list[keras.callbacks.Callback]:
         """What happens after the validation of a round: samples, which `show` takes, and early stopping."""
 
-    def measured(self, run: Run, data: object, model: object) -> dict[str, float]:
+    def final_metrics(self, run: Run, data: object, model: object) -> dict[str, float]:
         """What is measured on the model that a run ends with."""
 
 

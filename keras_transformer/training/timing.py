@@ -6,7 +6,7 @@ import math
 import shlex
 import tempfile
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +19,10 @@ from keras_transformer.models.model_factory import count_parameters
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.runs.run_folder import checkpoint_steps, write_config
 from keras_transformer.spec.custom_parts import import_flags
-from keras_transformer.spec.options import Config, flag_of
+from keras_transformer.spec.options import Config
 from keras_transformer.spec.presets import AUTO, AUTO_ROWS
 from keras_transformer.text.feeding import Place, Plan
-from keras_transformer.training import resolution
+from keras_transformer.training import request
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.records import clock
@@ -66,7 +66,7 @@ class Estimate(NamedTuple):
         return max(1, rounds * self.every + max(0, min(self.every, int((left - self.validation) / self.step))))
 
 
-class Watch(keras.callbacks.Callback):
+class StepTimer(keras.callbacks.Callback):
     """Notes when batches of training and of validation end, and stops training when the time is over."""
 
     def __init__(self) -> None:
@@ -75,38 +75,38 @@ class Watch(keras.callbacks.Callback):
         self.began = 0.0  # validation
         self.validated: list[float] = []
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         float((logs or {})["loss"])  # waits for the device
         self.trained.append(time.monotonic())
         if len(self.trained) > LEAST_STEPS and self.trained[-1] - self.trained[0] > MOST_SECONDS:
             self.model.stop_training = True
 
-    def on_test_begin(self, logs: dict | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         self.began = time.monotonic()
 
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         float((logs or {})["loss"])
         self.validated.append(time.monotonic())
 
 
-def is_timed(run: Run, plan: Plan) -> bool:
+def is_timed(run: Run[Settings], plan: Plan) -> bool:
     """Whether the first steps of a run are timed: there are many, and XLA has compiled them or does not."""
     compiles_later = bool(run.settings.xla) and not plan.of_each_shape()
     return (run.settings.hours is not None or steps_left(run) > SHORTEST) and not compiles_later
 
 
-def steps_left(run: Run) -> int:
+def steps_left(run: Run[Settings]) -> int:
     """The steps that a run has before it, by its settings and its newest checkpoint."""
     return run.settings.steps - max(checkpoint_steps(run.folder.checkpoints, "state"), default=0)
 
 
-def takes_smaller(run: Run, found: Estimate) -> bool:
+def takes_smaller(run: Run[Settings], found: Estimate) -> bool:
     """Whether the run takes a smaller model than the one that was timed; the run and its folder are changed then.
 
     With `--hours` it does where less than `LEAST_SHARE` of the steps fit that the preset `auto` gives the model, and
     `auto` has a smaller one. The vocabulary and the batches stay, and so does a model that a flag describes.
     """
-    settings, fixed = run.settings, resolution.fixed_by_parent(type(run.settings))
+    settings, fixed = run.settings, request.fixed_by_parent(type(run.settings))
     of_auto = settings.preset == AUTO and not settings.init_from and "steps" not in run.corpus.recipe
     if settings.hours is None or not of_auto or run.given.keys() & {*fixed}:
         return False
@@ -120,19 +120,19 @@ def takes_smaller(run: Run, found: Estimate) -> bool:
     if smaller is None:
         warn(f"{told}, and none is smaller: it will have learned little")
         return False
-    other = resolution.resolve(run.given, run.corpus.recipe, num_pairs=smaller)
+    other = request.resolve(run.given, replace(run.corpus, num_pairs=smaller))
     changed = {name: getattr(other, name) for name in [*fixed, *OF_RECIPE]}
     run.settings = replace(settings, **changed)
-    run.config["settings"] = run.settings.as_dict()
-    run.config["model"] |= {name: one for name, one in resolution.model_arguments(other).items() if name in changed}
-    run.config["parameters"] = count_parameters(run.config["model"])
+    run.config.settings = run.settings.as_dict()
+    run.config.model |= {name: one for name, one in request.model_arguments(other).items() if name in changed}
+    run.config.parameters = count_parameters(run.config.model)
     write_config(run.folder, run.config)
     sizes = [f"{one.num_layers} layers of {one.hidden_dim}" for one in (settings, other)]
     say(f"{told}, {sizes[0]}: taking {sizes[1]}")
     return True
 
 
-def tell_time(run: Run, found: Estimate) -> bool:
+def tell_time(run: Run[Settings], found: Estimate) -> bool:
     """Says how long a run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
 
     Returns:
@@ -140,8 +140,8 @@ def tell_time(run: Run, found: Estimate) -> bool:
     """
     before = run.settings
     if before.hours is not None:
-        run.settings = settings = resolution.with_steps(before, found.steps_within(before.hours * 3600), run.given)
-        run.config["settings"] = settings.as_dict()
+        run.settings = settings = request.with_steps(before, found.steps_within(before.hours * 3600), run.given)
+        run.config.settings = settings.as_dict()
         write_config(run.folder, run.config)
     steps = steps_left(run)
     rounds = math.ceil(steps / found.every)
@@ -156,7 +156,7 @@ def tell_time(run: Run, found: Estimate) -> bool:
     return run.settings.warmup_steps != before.warmup_steps
 
 
-def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_batches: Any) -> Estimate:
+def estimate(run: Run[Settings], data: Prepared, model: FamilyModel, batches: Any, valid_batches: Any) -> Estimate:
     """Times the first steps, some batches of validation, and a checkpoint. What these change is put back.
 
     Args:
@@ -165,7 +165,7 @@ def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_b
         model: compiled and built.
         batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
-    settings, task, watch = run.settings, run.task, Watch()
+    settings, task, watch = run.settings, run.task, StepTimer()
     say("timing the first steps")
     with unchanged(model):
         model.fit(
@@ -193,7 +193,7 @@ def timed_places(plan: Plan, count: int) -> list[Place]:
     return [place for place in first for _ in range(2)]
 
 
-def _recording_seconds(run: Run, model: FamilyModel) -> float:
+def _recording_seconds(run: Run[Settings], model: FamilyModel) -> float:
     """How long it takes to write a checkpoint and to draw the curves."""
     drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
     history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}
@@ -207,7 +207,7 @@ def _recording_seconds(run: Run, model: FamilyModel) -> float:
     return seconds
 
 
-def shorter_commands(run: Run) -> list[str]:
+def shorter_commands(run: Run[Settings]) -> list[str]:
     """Three commands to copy: a smaller model, fewer steps, and what goes on now.
 
     A run that is fine-tuned has the sizes of its parent, so there are two.
@@ -227,17 +227,17 @@ def shorter_commands(run: Run) -> list[str]:
 
 def _as_words(given: Config, settings: Settings) -> list[str]:
     words: list[str] = []
-    for setting in fields(settings):
-        value = given.get(setting.name)
+    for name, flag in settings.flags.items():
+        value = given.get(name)
         if isinstance(value, bool):
-            words += resolution.spellings_of(setting)[0 if value else 1 :][:1]
+            words += flag.spellings[0 if value else 1 :][:1]
         elif value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else value
-            words += [flag_of(setting.name), f"{value:g}" if setting.name == "hours" else str(value)]
+            words += [flag.spelling, f"{value:g}" if name == "hours" else str(value)]
     return words
 
 
-def _is_asked_for(run: Run) -> bool:
+def _is_asked_for(run: Run[Settings]) -> bool:
     return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
+from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import distill as command
 from keras_transformer.tasks.translation.commands import distilled_text
 from keras_transformer.tasks.translation.ensembles import load_ensemble
@@ -95,8 +96,8 @@ def test_a_student_learns_from_what_its_teachers_say_and_goes_on_where_it_was_st
     """They read no tags of the student, and their language chooses BLEU's tokenizer."""
     text, student = tmp_path / "student-text", tmp_path / "student"
     chinese = Path(shutil.copytree(teacher, tmp_path / "chinese"))
-    languages = {"source_language": "en", "target_language": "zh"}
-    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": languages})
+    languages: CorpusFacts = {"source_language": "en", "target_language": "zh"}
+    write_config(RunFolder(chinese), replace(read_config(chinese), corpus=languages))
     teachers = chinese, teaching(tokenizer, 3, tmp_path / "other")
     train = [*TRAIN, "--both-directions", "--vocabulary-size", 38]
     status, out, err = distill("--engine", "keras", teachers=teachers, train=train)

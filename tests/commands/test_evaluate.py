@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from export.onnx import export_onnx
 from keras_transformer import commands
 from keras_transformer.__main__ import main
 from keras_transformer.commands import ParallelLines, graph_cache
-from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
+from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.tasks.translation.commands.evaluate import are_swapped
@@ -27,7 +28,7 @@ from keras_transformer.text.tokenized import TokenizedCorpus
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 
-CHINESE = {"source_language": "en", "target_language": "zh"}
+CHINESE: CorpusFacts = {"source_language": "en", "target_language": "zh"}
 TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundred and two", "702")]
 
 
@@ -76,7 +77,7 @@ def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, transl
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch, capsys
 ):
-    write_config(RunFolder(run_folder), {**read_config(run_folder), "corpus": CHINESE})
+    write_config(RunFolder(run_folder), replace(read_config(run_folder), corpus=CHINESE))
     trained, export = open_run(run_folder), tmp_path / "export"
     export_onnx(trained, export, Decoding(num_beams=1))
     trained.pipeline.save_vocabularies(export)
@@ -155,7 +156,7 @@ def test_runs_that_were_trained_on_the_sources_are_named_and_each_searches_as_it
     for run, known in ((run_folder, pairs[1:3]), (other_run, [("two", "two")])):
         TokenizedCorpus.build(run / "cache" / "train", known, tokenizer, tokenizer)
     own = {"num_beams": 1, "length_penalty": 1.0, "max_length": 5}
-    write_config(RunFolder(other_run), {**read_config(other_run), "search": own})
+    write_config(RunFolder(other_run), replace(read_config(other_run), search=own))
     status, rows, err = compare(other_run, run_folder, *texts)
     warning = f"{run_folder} was trained on 2 of these 4 sources: its figures say less of new text"
     assert (status, err) == (0, f"warning: {warning}\n")
@@ -168,7 +169,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_translated(
     alone = "error: expected two runs or more, to be compared with the first; received one\n"
     assert compare(run_folder, *texts) == (2, [], alone)
     chinese = shutil.copytree(run_folder, tmp_path / "chinese")
-    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": CHINESE})
+    write_config(RunFolder(chinese), replace(read_config(chinese), corpus=CHINESE))
     short = [*texts[:3], str(tmp_path / "short")]
     Path(short[3]).write_text("one\n")
     language_model = unpack("language-model", tmp_path / "language-model")

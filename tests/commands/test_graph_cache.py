@@ -242,7 +242,7 @@ def test_a_stream_reads_no_token_twice(runs, ask, monkeypatch):
     ask("prose", "generate", ["--tokens", 1])
     (step,) = Path("prose/cache").glob("onnx-*/step.onnx")
     by_keras = load_generator("prose")
-    generator = Generator(OnnxComputations(Graphs(None, None, step), read_config("prose")["model"]), by_keras.tokenizer)
+    generator = Generator(OnnxComputations(Graphs(None, None, step), read_config("prose").model), by_keras.tokenizer)
     monkeypatch.setattr(onnx_graphs, "run", steps := Mock(side_effect=onnx_graphs.run))
     for prompt, options in product(("two", "two dogs", "the sea"), (SearchOptions(1), SearchOptions(sampling=True))):
         for tokens in (40, 1, 1):

@@ -13,11 +13,9 @@ from keras import ops
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import LanguageModel
 from keras_transformer.ops import NUMPY, on
-from keras_transformer.runs.run_config import FORMAT
-from keras_transformer.runs.run_folder import read_config
+from keras_transformer.runs.run_folder import FORMAT, read_config
 from keras_transformer.search.loop import NO_HYPOTHESIS, merge_end_ids, merge_end_labels
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.graphs import search_eagerly
@@ -166,7 +164,7 @@ def test_ends_that_a_model_cannot_have_are_refused_in_a_folder_too(ends, tmp_pat
     for given, expected in (({}, END), ({"end_ids": ENDS}, ENDS)):
         content = {"format": FORMAT, "settings": {}, "model": {**config, **given}}
         (tmp_path / "config.json").write_text(json.dumps(content))
-        assert read_config(tmp_path)["model"]["end_ids"] == expected
+        assert read_config(tmp_path).model["end_ids"] == expected
     (tmp_path / "config.json").write_text(json.dumps({**content, "model": {**config, "end_ids": ends}}))
     with pytest.raises(RequestError, match="`end_ids` must be"):
         read_config(tmp_path)

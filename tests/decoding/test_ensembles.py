@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from export.artefacts import Decoding, TrainedRun
-from export.onnx import write_graph
+from export.onnx.export import write_graph
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
@@ -98,7 +98,7 @@ def in_onnx(translator, folder, decoding, precision="float32"):
 
 def test_one_graph_of_several_models_finds_what_keras_finds(mixed, tiny_model, tokenizer, tmp_path):
     """The models may have other sizes; then the shortest source is the longest of all. A member whose part no
-    recorder takes is refused by name."""
+    tracer takes is refused by name."""
     graph, expected = in_onnx(mixed, tmp_path, Decoding(2, 0.8, 4)), hypotheses(mixed, 2, 0.8, 4, n_best=2)
     assert graph.max_source_length == mixed.max_source_length == 6
     found = hypotheses(graph, 2, 0.8, 4, n_best=2)

@@ -41,7 +41,7 @@ def test_what_has_no_vector_is_refused(vectors, run_folder):
     with pytest.raises(RequestError, match="received 'dogcat', which is cut into ▁dog .*: give one of its pieces"):
         vectors.neighbours("dogcat")
     model = {"kind": "sequence-encoder", "vocabulary_size": 10}
-    (run_folder / "config.json").write_text(json.dumps({**read_config(run_folder), "model": model}))
+    (run_folder / "config.json").write_text(json.dumps({**read_config(run_folder).sections, "model": model}))
     with pytest.raises(RequestError, match="expected a model of text, .* received sequence-encoder, which `recommend`"):
         load_piece_vectors(run_folder)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from export.artefacts import TrainedRun
-from export.onnx import step_model
+from export.onnx.export import step_model
 from keras_transformer import ops
 from keras_transformer.decoding import onnx_graphs
 from keras_transformer.decoding.computations import PromptForcing, Sampling, Search, TextLogProbs
@@ -106,7 +106,7 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
         with ops.on(ops.NUMPY):
             found = [*computation.run(graph, *arrays)]
         check(found, name, case)  # what it compares with is computed in Keras
-        many = at_once // len(lengths) if model.reads_at_once else 1
+        many = at_once // len(lengths) if model.supports_prefill else 1
         assert runs.call_count <= math.ceil(min(lengths) / many) + max(arrays[1]) - min(lengths)
     text = np.arange(4, 13, dtype="int32")[None]
     with ops.on(ops.NUMPY):
@@ -126,8 +126,8 @@ def test_it_is_one_pass(name, monkeypatch):
 
     monkeypatch.setattr(LanguageModel, "step", spied)
     eagerly(Search(1, 0.0, 1), model, arrays_of("lone"))
-    assert seen[0] == (8 if model.reads_at_once else 1) and {1}.issuperset(seen[1:])  # JAX traces a step once
-    assert model.reads_at_once == (name != "compressed, which cannot" and keras.config.backend() != "jax")
+    assert seen[0] == (8 if model.supports_prefill else 1) and {1}.issuperset(seen[1:])  # JAX traces a step once
+    assert model.supports_prefill == (name != "compressed, which cannot" and keras.config.backend() != "jax")
 
 
 def test_an_attention_with_a_step_of_its_own_reads_token_by_token():
@@ -135,5 +135,5 @@ def test_an_attention_with_a_step_of_its_own_reads_token_by_token():
         def step(self, *given: Any, **named: Any) -> Any:
             return super().step(*given, **named)
 
-    assert MultiHeadAttention(2, 4).reads_at_once and not Own(2, 4).reads_at_once
-    assert not SelfAttention().reads_at_once and not LocalAttention(2, 4).reads_at_once
+    assert MultiHeadAttention(2, 4).supports_prefill and not Own(2, 4).supports_prefill
+    assert not SelfAttention().supports_prefill and not LocalAttention(2, 4).supports_prefill

@@ -22,8 +22,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.learning import compiled_model
-from keras_transformer.training.request import open_run
-from keras_transformer.training.resolution import learning_rate
+from keras_transformer.training.request import learning_rate, open_run
 from tests.killed import killed_after
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines
@@ -88,9 +87,9 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
     for flags, warmup in (({"steps": 50}, 5), ({"steps": 9, "warmup_steps": 20, "dropout": 0.2}, 20)):
         run = open_run({**given, **flags})
         assert run is not None and run.settings.warmup_steps == warmup
-        dropout = flags.get("dropout", read_config(saved)["model"]["dropout"])
-        assert run.config["model"] == {**model_config(fitted.model), "dropout": dropout}
-        assert run.config["settings"]["positions"] == "learned:offset=2" and run.settings.dropout == dropout
+        dropout = flags.get("dropout", read_config(saved).model["dropout"])
+        assert run.config.model == {**model_config(fitted.model), "dropout": dropout}
+        assert run.config.settings["positions"] == "learned:offset=2" and run.config.settings["dropout"] == dropout
         assert f"fine-tuning {saved}: {flags['steps']} steps with a warm-up of {warmup}" in capsys.readouterr().err
         assert learning_rate(run.settings, warmup) == pytest.approx(5e-5, rel=0.01)
     assert run is not None and have_same_weights(fitted.model, compiled_model(run))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from export.artefacts import TrainedRun
-from export.onnx import recorded as precision
+from export.onnx.export import recorded as precision
 from export.onnx.graph import Model, ValueInfo, write_model
 from export.onnx.recorded import PRECISION
 from export.onnx.recorder import Recorder, model_of

@@ -12,9 +12,10 @@ import onnx
 import pytest
 
 from export.__main__ import main
-from export.artefacts import Decoding, TrainedRun
-from export.certificate import Artefact, Entry, artefacts_in, certify, comparison, execution, validation_text, verify
-from export.certificate.comparison import KeptCertificate
+from export.artefacts import Artefact, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution
+from export.certificate.comparison import KeptCertificate, certify, validation_text, verify
+from export.certificate.report import Entry
 from export.onnx.export import write_graph
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import make_model, model_config

@@ -11,7 +11,7 @@ import pytest
 
 from export import ctranslate2 as exporting
 from export.artefacts import Artefact, Decoding, TrainedRun, Unwritable
-from export.certificate import contents_of
+from export.certificate.contents import contents_of
 from export.certificate.ctranslate2_runner import Search
 from export.ctranslate2 import export_ctranslate2, require_held
 from keras_transformer.importing.huggingface import read_huggingface

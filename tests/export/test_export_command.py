@@ -75,8 +75,8 @@ def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, cap
     (tmp_path / "text").write_text("one two\n")
     ended: list[dict] = [{"asked_steps": 3000, "at_step": 29}, {"at_step": 3000}]
     for place, weights in enumerate([*ended, {"kind": "best so far", "steps": [29]}, {}]):
-        config = {**read_config(run_folder), "weights": weights}
-        config["settings"]["steps"] = 3000
+        config = replace(read_config(run_folder), weights=weights)
+        config.settings["steps"] = 3000
         write_config(RunFolder(run_folder), config)
         assert quick(run_folder, "--sentences", tmp_path / "text", "--out", tmp_path / f"out{place}") == 0
         told = capsys.readouterr().err + (tmp_path / f"out{place}" / "CERTIFICATE.md").read_text()

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from export.artefacts import Decoding, TrainedRun
-from export.onnx import ids_model, step_model
+from export.onnx.export import ids_model, step_model
 from export.onnx.graph import all_nodes
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder

@@ -1,7 +1,7 @@
 """Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name. A
 folder in Hugging Face's format has no certificate: it translates as the model when it is imported again.
 
-A sample is marked `long`, the rest `full`. A new row of `family.SLOTS` is a new variant here.
+A sample is marked `long`, the rest `full`. A new row of `part_registry.SLOTS` is a new variant here.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,9 @@ import keras
 import pytest
 
 from export.__main__ import FORMATS
-from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun
-from export.certificate import artefacts_in, certify, comparison, execution, judgement, runner
+from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution, judgement, runner
+from export.certificate.comparison import certify
 from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts

@@ -11,8 +11,8 @@ from keras import ops
 
 from export.artefacts import Decoding, TrainedRun
 from export.certificate.contents import onnx_contents
-from export.onnx import INT8_OPERATORS, TEXT_OPERATORS, encoder_model, export_onnx, step_model, translate_model
-from export.onnx.export import SOURCE
+from export.onnx import export_onnx
+from export.onnx.export import INT8_OPERATORS, SOURCE, TEXT_OPERATORS, encoder_model, step_model, translate_model
 from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, check, write_model
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models.transformer import Ensemble

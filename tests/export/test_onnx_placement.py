@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from export.artefacts import Decoding, TrainedRun
-from export.onnx import text_model, translate_model
+from export.onnx.export import text_model, translate_model
 from export.onnx.graph import write_model
 from tests.export.sessions import run_of
 from tests.models.variants import make_model

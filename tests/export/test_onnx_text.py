@@ -8,7 +8,7 @@ import numpy as np
 import sentencepiece
 
 from export.artefacts import Decoding, TrainedRun
-from export.onnx import text_model
+from export.onnx.export import text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.onnx.text_graph import detokenized, utf_8
 from keras_transformer.models import Transformer

@@ -8,7 +8,7 @@ import tensorflow as tf
 from onnx.reference import ReferenceEvaluator
 
 from export.artefacts import Decoding
-from export.onnx import encoder_model, step_model, translate_model
+from export.onnx.export import encoder_model, step_model, translate_model
 from export.onnx.graph import write_model
 from tests.export.sessions import outputs_of, run_of, session
 from tests.models.variants import make_inputs, make_model

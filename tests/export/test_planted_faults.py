@@ -18,10 +18,11 @@ import onnx
 import pytest
 import tensorflow as tf
 
-from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
-from export.certificate import artefacts_in, certify, comparison, execution, runner, verify, write_certificate
-from export.certificate.comparison import KeptCertificate
+from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, artefacts_in
+from export.certificate import comparison, execution, runner
+from export.certificate.comparison import KeptCertificate, certify, verify
 from export.certificate.execution import Execution
+from export.certificate.report import write_certificate
 from export.exporting import write_artefacts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier

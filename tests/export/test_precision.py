@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.onnx import recorded as precisions
+from export.onnx.export import recorded as precisions
 from export.onnx.recorded import PRECISION, quantize
 from export.onnx.recorder import Recorder
 from keras_transformer import ops
@@ -91,7 +91,7 @@ def test_small_rows_and_columns_are_kept():
         integers, scales = quantize(TABLE if axis == 1 else TABLE.T, axis)
         assert integers.dtype == np.int8 and scales.shape == shape
         np.testing.assert_array_equal(np.abs(integers).max(axis=axis), 127)
-    (found,) = int8(lambda ids: ops.rows(TABLE, ids) * 2.0, np.arange(13, dtype="int32"))
+    (found,) = int8(lambda ids: ops.embedding_lookup(TABLE, ids) * 2.0, np.arange(13, dtype="int32"))
     error = np.abs(found - 2 * TABLE).max(axis=1) / np.abs(2 * TABLE).max(axis=1)
     assert error.max() < 0.5 / 127 * 1.01
     x = random(5, 64, seed=3)

@@ -73,7 +73,7 @@ def test_of_equal_numbers_the_first_are_chosen_in_onnx_and_in_litert():
 
 def test_places_and_tables():
     def compute(x, keys, ids, count):
-        rows = ops.rows(ROWS, ids) + ops.take(ROWS, ids, axis=0)
+        rows = ops.embedding_lookup(ROWS, ids) + ops.take(ROWS, ids, axis=0)
         chosen = ops.take_along_axis(x, ids[..., None] % 5, axis=-1) + ops.take_along_axis(x, ids[:1, :, None] % 5, -1)
         marks = ops.one_hot(ids, 7) @ ROWS + ops.cast(ids // 2 + ids % 2, "float32")[..., None]
         return rows + chosen + marks + ops.pad(keys, [(0, 0), (0, 0), (1, 0)])[:, :3, 1:6] * ops.cast(count, "float32")

@@ -14,7 +14,7 @@ from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, art
 from export.certificate import onnx_runner
 from export.certificate.execution import run_artefact
 from export.certificate.runner import batch_of_ids
-from export.onnx import encoder_model, step_model, translate_model
+from export.onnx.export import encoder_model, step_model, translate_model
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END

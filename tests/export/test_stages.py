@@ -10,7 +10,7 @@ from keras import ops
 from onnx import shape_inference
 
 from export.artefacts import Decoding
-from export.onnx import stage_models, translate_model
+from export.onnx.export import stage_models, translate_model
 from export.onnx.graph import write_model
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import onnx_graphs

@@ -147,7 +147,7 @@ TASKS = {
         {},
     ),
 }
-# Together they hold every row of `slots.SLOTS`.
+# Together they hold every row of `part_registry.SLOTS`.
 VARIANTS = {
     "modern": "--positions rotary --residual pre_norm --norm rms --feed-forward gated --activation silu "
     "--attention full:num_key_value_heads=1 --encoder-layers 2",

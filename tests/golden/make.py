@@ -13,7 +13,7 @@ from pathlib import Path
 
 from export.artefacts import open_run
 from export.certificate.comparison import expected_of
-from keras_transformer.runs.run_config import versions
+from keras_transformer.runs.run_folder import versions
 from keras_transformer.text.sentences import Texts
 from tests.golden.cases import CASES, TASKS, task_of
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults

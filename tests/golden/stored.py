@@ -13,7 +13,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 import keras_transformer
 import train
-from keras_transformer.runs.run_config import FORMAT
+from keras_transformer.runs.run_folder import FORMAT
 from tests.golden.cases import flags_of, write_files
 
 Entries = dict[str, Any]

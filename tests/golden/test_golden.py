@@ -8,8 +8,7 @@ import pytest
 
 from keras_transformer import load
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.runs.run_config import FORMAT
-from keras_transformer.runs.run_folder import RunFolder, read_config, save_model
+from keras_transformer.runs.run_folder import FORMAT, RunFolder, read_config, save_model
 from tests.golden.cases import CASES, TASKS, write_files
 from tests.golden.compare import faults
 from tests.golden.record import fresh_entries, parts_of, recorded
@@ -45,7 +44,7 @@ def test_a_new_run_has_the_files_and_the_configuration_that_it_had(name, tmp_pat
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_has_the_arrays_that_runs_of_this_format_store(name, tmp_path):
     run = unpack(name, tmp_path / "run")
-    save_model(RunFolder(tmp_path), make_model(read_config(run)["model"]))
+    save_model(RunFolder(tmp_path), make_model(read_config(run).model))
     assert arrays_of(tmp_path) == arrays_of(run), (
         f"model.keras of format {FORMAT} holds other arrays than today's code writes: give FORMAT in run_config.py "
         "another number, and do what docs/CONTRIBUTING.md says under 'Change what a run stores'"

@@ -17,8 +17,7 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.many_languages import sinusoids
 from keras_transformer.importing.pieces import fixed_logits
 from keras_transformer.runs.run_folder import RunFolder, read_config
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.sentences import Texts
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -242,7 +241,7 @@ def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     translator: Any = keras_transformer.import_huggingface(folder)
     run, lines = str(tmp_path / "run"), ["the dogs", "", "the sea"]
-    assert read_config(tmp_path / "run")["language_tags"] == translator.language_tags
+    assert read_config(tmp_path / "run").language_tags == translator.language_tags
     expected = translator.between("en", "de").translate(lines, max_length=6)
 
     def answer(*flags: str) -> tuple[int, str, str]:
@@ -339,7 +338,7 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, mo
     expected = keras_transformer.load("tuned").translate(["the sea"], max_length=6)
     assert keras_transformer.load("tuned").between("en", "ast").translate(["the sea"], max_length=6) == expected
     assert keras_transformer.load("tuned").language_tags == run.language_tags
-    score = read_config("tuned")["weights"]
+    score = read_config("tuned").weights
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
 
 
@@ -401,4 +400,4 @@ def test_a_certificate_counts_the_tag_of_a_translation_that_the_model_did_not_fi
     assert "sea" not in [one.text for one in expected.hypotheses[0]]
     score = scored.log_prob / penalty(scored.num_tokens, 0.6)
     [compared] = expected.compare([0], [{"translation": "sea", "score": score}])
-    assert compared.is_known and abs(compared.gap) + compared.guess_gap < 1e-5
+    assert compared.is_known and abs(compared.score_error) + compared.guess_error < 1e-5

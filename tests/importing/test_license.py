@@ -46,18 +46,18 @@ def test_it_is_kept_and_told(tmp_path, capsys):
     folder, run = write("marian", tmp_path / "model"), tmp_path / "run"
     (folder / "README.md").write_text(PAGES[0][0])
     assert main(["import", str(folder), str(run)]) == 0
-    assert read_config(run)["license"] == "apache-2.0"
+    assert read_config(run).license == "apache-2.0"
     assert main(["info", str(run)]) == 0
     assert "\nlicense: apache-2.0\n" in capsys.readouterr().out
     keras_transformer.load(run).save(tmp_path / "again")
-    assert read_config(tmp_path / "again")["license"] == "apache-2.0"
+    assert read_config(tmp_path / "again").license == "apache-2.0"
     exported = open_run(run)
     assert exported.metadata(exported.decoding(), "float32")["license"] == "apache-2.0"
     source, target = write_corpus(tmp_path, 60)
     tuned = open_training({
         "init_from": str(run), "source": str(source), "target": str(target), "out": str(tmp_path / "tuned"), "steps": 5,
     })  # fmt: skip
-    assert tuned is not None and tuned.config["license"] == "apache-2.0"
+    assert tuned is not None and tuned.config.license == "apache-2.0"
     for wrong in (3, "x" * 201, "a\nb"):
         text = json.dumps({**json.loads((run / "config.json").read_text()), "license": wrong})
         (run / "config.json").write_text(text)

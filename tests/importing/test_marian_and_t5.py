@@ -17,7 +17,7 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.pieces import is_tag
 from keras_transformer.importing.weights import variable_at
 from keras_transformer.models.model_factory import make_model
-from keras_transformer.runs.run_folder import RunFolder, read_config, save_model, twin_of
+from keras_transformer.runs.run_folder import RunFolder, float32_copy, read_config, save_model
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
@@ -37,8 +37,8 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert main(["import", str(folder), str(run), *flags]) == 0
     assert "en to de; its search: num_beams 3, length_penalty 2.0, max_length 23" in capsys.readouterr().err
     config = read_config(run)
-    assert config["search"] == OWN
-    assert (config["corpus"]["source_language"], config["corpus"]["target_language"]) == ("en", "de")
+    assert config.search == OWN
+    assert (config.corpus["source_language"], config.corpus["target_language"]) == ("en", "de")
     assert (run / "validation.source").read_text() == sentences.read_text()
     loaded, imported = keras_transformer.load(run), imported_translator(read_huggingface(folder))
     assert all(map(np.array_equal, loaded.model.get_weights(), imported.model.get_weights()))
@@ -65,7 +65,7 @@ def test_no_weight_of_a_large_matrix_is_drawn_or_in_memory_twice(tmp_path, monke
     for weight in imported.weights.table:
         found = variable_at(model, weight.ours)
         np.testing.assert_array_equal(found, imported.weights.read(weight).reshape(found.shape))
-    assert twin_of(model) is model
+    assert float32_copy(model) is model
     run = RunFolder(tmp_path)
     save_model(run, model)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "model.keras"}
@@ -73,9 +73,9 @@ def test_no_weight_of_a_large_matrix_is_drawn_or_in_memory_twice(tmp_path, monke
         assert {*archive.namelist()} == {"config.json", "metadata.json", "model.weights.h5"}
     monkeypatch.undo()
     model.compile("sgd")
-    assert twin_of(model) is not model
+    assert float32_copy(model) is not model
     half = make_model(imported.config, "mixed_float16")
-    assert twin_of(half).dtype_policy.name == "float32"
+    assert float32_copy(half).dtype_policy.name == "float32"
 
 
 def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(tmp_path):

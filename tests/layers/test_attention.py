@@ -10,8 +10,8 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, attention_scores, masked_softmax
 from keras_transformer.layers.attention_ops import (
     HIDDEN,
+    PositionTerms,
     Rotation,
-    Shared,
     causal_mask,
     joint_mask,
     keys_mask,
@@ -88,7 +88,7 @@ def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
     cosines, sines = (wave(angles).astype("float32") for wave in (np.cos, np.sin))
     causal = np.tri(QUERIES, dtype=bool)[None]
     tables = cosines, sines, 0.5 * cosines, 0.5 * sines  # as in xPos, those of keys have another length
-    whole = layer(x, x, causal, shared=Shared(bias, Rotation(*tables)))
+    whole = layer(x, x, causal, shared=PositionTerms(bias, Rotation(*tables)))
     q, k, v = ((x[0] @ kernel).reshape(QUERIES, NUM_HEADS, 4) for kernel in layer.get_weights()[:3])
     # By complex numbers: the pair (i, i + H/2) is one.
     turned, keys = ((each[..., :2] + 1j * each[..., 2:]) * np.exp(1j * angles[:, None, :2]) for each in (q, k))
@@ -99,7 +99,7 @@ def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
     assert_close(array(whole)[0], expected)
     cache = layer.init_cache(1, 1, QUERIES)
     for index in range(QUERIES):
-        shared = Shared(bias[:, index : index + 1], Rotation(*[table[index] for table in tables]))
+        shared = PositionTerms(bias[:, index : index + 1], Rotation(*[table[index] for table in tables]))
         step, cache = layer.step(ops.convert_to_tensor(x[:, index : index + 1]), cache, index, shared)
         assert_close(array(step)[0, 0], expected[index])
 
@@ -123,7 +123,7 @@ def attention(num_groups, **settings):
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_fewer_key_heads_equal_full_attention_with_repeated_heads(num_groups):
     """In whole sequences, in the steps of beams, and in what beams see of a memory."""
-    layer, full, shared = attention(num_groups, use_bias=True), attention(None, use_bias=True), Shared(BIAS)
+    layer, full, shared = attention(num_groups, use_bias=True), attention(None, use_bias=True), PositionTerms(BIAS)
     for weight, value in zip(full.weights, layer.get_weights(), strict=True):
         if weight.name.startswith(("key", "value")):
             heads = value.reshape(*value.shape[:-1], num_groups, KEY_DIM)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers.attention_ops import Shared
+from keras_transformer.layers.attention_ops import PositionTerms
 from keras_transformer.layers.compressed import CompressedAttention
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
@@ -69,7 +69,7 @@ def test_a_block_is_seen_from_its_last_position_on():
 
 
 def test_what_it_cannot_compress_is_refused():
-    layer, shared = compressed(), Shared(random(NUM_HEADS, LENGTH, LENGTH))
+    layer, shared = compressed(), PositionTerms(random(NUM_HEADS, LENGTH, LENGTH))
     with pytest.raises(ValueError, match="`shared` must have neither bias nor rotation.*Received: bias=True"):
         layer(X, X, shared=shared)
     with pytest.raises(ValueError, match=r"`memory` must be as long as `query`.*\(2, 11, 5\) and \(2, 4, 5\)"):

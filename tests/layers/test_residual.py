@@ -29,7 +29,7 @@ def test_equals_its_formula_with_the_configured_norm(residual_class):
         gain, shift = layer.norm.get_weights()
         expected = FORMULAS[residual_class](X, lambda x: normalized(x, gain, shift, epsilon))  # noqa: B023
         assert_close(layer(X, sublayer=lambda x: 2 * x + 1), expected, atol=1e-4)
-    assert layer.closes_stack == (residual_class in (PreNorm, SubNorm))
+    assert layer.has_final_norm == (residual_class in (PreNorm, SubNorm))
     assert layer.has_inner_norm == (residual_class is SubNorm)
 
 

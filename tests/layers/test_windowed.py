@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import Rotation, Shared
+from keras_transformer.layers.attention_ops import PositionTerms, Rotation
 from keras_transformer.layers.positions import NoPositions, Positions
 from keras_transformer.layers.score import AlibiPositions, BucketPositions
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
@@ -51,10 +51,10 @@ class PairPositions(Positions):
         return Rotation(cosines, sines, cosines, sines)
 
 
-def shared_of(layer, positions, is_causal):
+def position_terms(layer, positions, is_causal):
     """What positions add to attention, in the form in which the layer takes it."""
     at = np.arange(LENGTH)
-    return Shared(layer.bias_of(positions, at, is_causal), positions.rotation(at, is_causal))
+    return PositionTerms(layer.bias_of(positions, at, is_causal), positions.rotation(at, is_causal))
 
 
 @SIDES
@@ -83,7 +83,7 @@ def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, is_
         (PADDING[:, None], None, AlibiPositions(NUM_HEADS)),
         (np.tri(LENGTH, dtype=bool)[None], None, built(buckets, (None, None), scale=1.0)),
     ):
-        shared, of_pairs = (shared_of(one, positions, is_causal) for one in (layer, full))
+        shared, of_pairs = (position_terms(one, positions, is_causal) for one in (layer, full))
         if positions.bias_is_relative:
             assert shared.bias.shape == (NUM_HEADS, width, width * layer.sizes_of_keys), "all blocks share it"
         expected = full.with_scores(X, X, band if mask is None else mask & band, memory_mask, of_pairs)
@@ -96,15 +96,15 @@ def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, is_
 def test_steps_in_a_ring_equal_the_whole_sequence(layer_class, width):
     layer, positions = layers(layer_class, width, is_causal=True)[0], PairPositions()
     x, num_beams = random(2, 2, LENGTH, 5, seed=3), 2
-    wholes = [layer(each, each, shared=shared_of(layer, positions, True)) for each in (x[:, 0], x[:, 1])]
+    wholes = [layer(each, each, shared=position_terms(layer, positions, True)) for each in (x[:, 0], x[:, 1])]
     cache = layer.init_cache(2, num_beams, LENGTH)
     for index in range(LENGTH):
-        at = array(layer.positions_of_keys(cache, index))
+        at = array(layer.key_positions(cache, index))
         size = min(width, LENGTH)
         first = index - index % width if layer_class is LocalAttention else index - size + 1
         assert sorted(at) == list(range(first, first + size))
         bias = positions.bias(np.array([index]), at % LENGTH, is_causal=True)
-        shared = Shared(bias, positions.rotation(index, is_causal=True))
+        shared = PositionTerms(bias, positions.rotation(index, is_causal=True))
         step, cache = layer.step(ops.convert_to_tensor(x[:, :, index]), cache, index, shared)
         assert_close(step, np.stack([array(whole)[:, index] for whole in wholes], axis=1))
         assert cache.keys.shape == cache.values.shape == (2, num_beams, NUM_HEADS, size, KEY_DIM)
@@ -114,7 +114,9 @@ def numbers(layer, length):
     """How many numbers each operation on a sequence of this length makes, its bias included."""
 
     def attend(x):
-        return layer(x, x, shared=Shared(layer.bias_of(AlibiPositions(NUM_HEADS), ops.arange(length), layer.is_causal)))
+        return layer(
+            x, x, shared=PositionTerms(layer.bias_of(AlibiPositions(NUM_HEADS), ops.arange(length), layer.is_causal))
+        )
 
     graph = tf.function(attend, autograph=False).get_concrete_function(tf.TensorSpec((2, length, 5))).graph
     return [one.shape.num_elements() or 0 for operation in graph.get_operations() for one in operation.outputs]
@@ -142,4 +144,4 @@ def test_what_it_cannot_attend_to_is_refused_and_no_bias_stays_none():
     assert layer.bias_of(NoPositions(), np.arange(LENGTH), is_causal=False) is None
     whole = AlibiPositions(NUM_HEADS).bias(np.arange(LENGTH), np.arange(LENGTH), False)
     with pytest.raises(ValueError, match=r"`shared.bias` must be .*\(..., 6, 12\): .*`bias_of`. .*shape \(2, 11, 11\)"):
-        layer(X, X, shared=Shared(whole))
+        layer(X, X, shared=PositionTerms(whole))

@@ -58,7 +58,7 @@ def test_a_token_sees_those_before_it_in_steps_too_and_neither_a_later_one_nor_p
         steps, cache = model.step(ops.convert_to_tensor(beams[:, :, index]), cache, index)
         for beam, whole in enumerate((first, second)):
             assert_close(array(steps)[REAL[:, index], beam], whole[REAL[:, index], index], atol=1e-4)
-    if model.reads_at_once:
+    if model.supports_prefill:
         cache = model.init_cache(ops.convert_to_tensor(IDS), 1, 10)
         steps, cache = model.step(ops.convert_to_tensor(IDS[:, :5]), cache, ops.arange(5))
         assert_close(array(steps), first[:, :5], atol=1e-4)

@@ -15,8 +15,8 @@ from keras_transformer.layers.compressed import STRIDE, CompressedAttention
 from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import Transformer, count_parameters
 from keras_transformer.spec import model_spec
-from keras_transformer.spec.lengths import EXTRA_LENGTH
 from keras_transformer.spec.presets import PRESETS
+from keras_transformer.spec.search_options import EXTRA_LENGTH
 from keras_transformer.tasks.translation.settings import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random
@@ -239,7 +239,8 @@ def test_the_papers_models_and_how_they_were_trained():
         settings, sizes = Settings(**PRESETS[name]), {key: PRESETS[name][key] for key in SIZES}
         assert row == (*(getattr(settings, each) for each in (*NAMES, "token_budget")), count_parameters(sizes))
         assert settings.vocabulary_size == 37_000 and settings.warmup_steps == 4_000
-        assert (settings.residual, settings.positions, settings.tied_output) == ("post_norm", "sinusoidal", True)
+        assert settings.as_dict().items() >= {"residual": "post_norm", "positions": "sinusoidal"}.items()
+        assert settings.as_dict()["tied_output"] is True
     default, state = (
         model_spec.complete({"vocabulary_size": 37_000, "attention_dropout": 0.5}),
         python_random.getstate(),

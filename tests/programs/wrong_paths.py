@@ -6,7 +6,6 @@ It prints what is not refused by the name of the path before TensorFlow is impor
 import contextlib
 import io
 import sys
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ for name, parser in parsers.items():
             words = ([*one.option_strings[:1], path] for one, path in zip(needed, paths, strict=True))
             given.append((main, wrong, [name, *chain.from_iterable(words)]))
 for task, its in TASKS.items():
-    kinds = {one.name: one.metadata["options"].get("metavar") for one in fields(its.settings) if one.name != "out"}
+    kinds = {name: flag.options.get("metavar") for name, flag in its.settings.flags.items() if name != "out"}
     wrongs: list[Any] = [(flag_of(name), wrong) for name, kind in kinds.items() for wrong in WRONG.get(kind, ())]
     wrongs += [("--out", RUN), ("--out", TEXT), ("--resume", "--out", "nowhere")]
     given += [(train.main, words[-1], [task, *words]) for words in wrongs]

@@ -53,4 +53,4 @@ def load(run) -> Tagger:
     """The tagger of a run folder."""
     folder = RunFolder(run)
     model = load_model(folder, TASKS["tagging"].kind)
-    return Tagger(model, read_tokenizers(folder, None, model.vocabulary_size)[1], read_config(folder)["labels"])
+    return Tagger(model, read_tokenizers(folder, None, model.vocabulary_size)[1], read_config(folder).labels or [])

@@ -59,7 +59,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
     )
     tags = sorted({tag for line in train for _, tag in line})
     tokenizer = one_tokenizer(run, lambda: (" ".join(word for word, _ in line) for line in train))
-    run.config["labels"] = tags
+    run.config.labels = tags
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
     if run.is_chief:
         run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
@@ -70,6 +70,6 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
     )
 
 
-def measured(run: Run, data: TaggedText, model) -> dict[str, float]:
+def final_metrics(run: Run, data: TaggedText, model) -> dict[str, float]:
     """The validation loss of the model that the run ends with."""
     return {"val_loss": mean_loss(model, data.valid_plan)}

@@ -25,7 +25,6 @@ from keras_transformer.text.lines import read_lines
 from keras_transformer.text.named_corpora import multi30k_file
 from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.resolution import settings_of
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -131,7 +130,9 @@ def test_every_task_holds_out_a_drawn_share(tmp_path, task, kind_of) -> None:
     files = {"translation": {"source": text, "target": text}, "images": {"images": str(tmp_path / "images")}}
     share, known = 0.05 if task == "translation" else 0.1, list[Any]()
     for seed in (1, 1, 2, *([] if task in ("images", "classification") else [None])):
-        corpus = TASKS[task].module("training").corpus(settings_of(task)(**files.get(task, {"text": text}), seed=seed))
+        corpus = (
+            TASKS[task].module("training").corpus(TASKS[task].settings(**files.get(task, {"text": text}), seed=seed))
+        )
         train, valid = ([str(one) for one in part()] for part in (corpus.train, corpus.valid))
         assert len({*train, *valid}) == len(train + valid) == 1_000 and 880 <= len(train) <= 950
         numbers = [int(re.findall(r"that of (\d+)", one)[0]) for one in train if task != "images"]

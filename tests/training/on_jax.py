@@ -43,16 +43,16 @@ def resumed() -> None:
     interrupt("whole", "killed", last_step=15)
     go_on("killed")
     assert_same_end(Path("whole"), Path("killed"), 15)
-    follow = callbacks.Follow.on_train_batch_end
+    follow = callbacks.ProgressCounter.on_train_batch_end
 
-    def follow_and_stop(self: callbacks.Follow, batch: int, logs: Any = None) -> None:
+    def follow_and_stop(self: callbacks.ProgressCounter, batch: int, logs: Any = None) -> None:
         follow(self, batch, logs)
         if self.progress.step == 8:
             signal.raise_signal(signal.SIGTERM)
 
-    callbacks.Follow.on_train_batch_end = follow_and_stop  # type: ignore[method-assign]
+    callbacks.ProgressCounter.on_train_batch_end = follow_and_stop  # type: ignore[method-assign]
     trained(f"{flags} --out stopped", 128 + signal.SIGTERM)
-    callbacks.Follow.on_train_batch_end = follow  # type: ignore[method-assign]
+    callbacks.ProgressCounter.on_train_batch_end = follow  # type: ignore[method-assign]
     assert Path("stopped/checkpoints/00000008.state.npz").exists()
     go_on("stopped")
     assert_same_end(Path("whole"), Path("stopped"), 15)

@@ -16,7 +16,7 @@ from keras_transformer.runs.run_folder import MAX_METRICS_BYTES, RunFolder
 from keras_transformer.text.bleu import bleu
 from keras_transformer.training import callbacks
 from keras_transformer.training import records as progress_line
-from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN
+from keras_transformer.training.callbacks import BleuMonitor, Interrupt, Progress, StopOnNaN
 from keras_transformer.training.records import MAX_SAMPLES_BYTES, ProgressLine, Records, read_rows
 
 RIGHT = "the cat sat on the mat today"
@@ -91,7 +91,7 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
-    for judge, better, worse in ((callbacks.Loss, 2.0, 3.0), (callbacks.Ndcg, 0.3, 0.2)):
+    for judge, better, worse in ((callbacks.ValLossMonitor, 2.0, 3.0), (callbacks.NdcgMonitor, 0.3, 0.2)):
         one = judge(progress := Progress(step=5))
         one.on_epoch_end(0, {judge.name: better})
         progress.step = 6
@@ -119,7 +119,7 @@ def test_training_stops_after_so_many_rounds_that_are_no_better():
         ([RIGHT, RIGHT, RIGHT], 0, False),
     ):
         progress, translate = Progress(), Mock(side_effect=[[answer] for answer in answers])
-        callback = Bleu(progress, translate, ["source"], [RIGHT], patience)
+        callback = BleuMonitor(progress, translate, ["source"], [RIGHT], patience)
         logs: list[dict[str, float]] = [{} for _ in answers]
         model = rounds_of(callback, *logs, step=lambda number, progress=progress: setattr(progress, "step", number))
         assert model.stop_training is stops

@@ -6,6 +6,7 @@ import shutil
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -339,12 +340,12 @@ def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_pat
         Checkpoints(run / "checkpoints", 9).save(step, model, PROGRESS)
     how_far = {"at_step": 30, "asked_steps": 40}
     measured = {"val_bleu": 20.5, "val_loss": 1.5}  # on other weights than the mean
-    before = {**runs.read_config(run), "weights": {**how_far, "kind": "moving average", **measured}}
-    (run / "config.json").write_text(json.dumps(before))
+    before = replace(runs.read_config(run), weights={**how_far, "kind": "moving average", **measured})
+    (run / "config.json").write_text(json.dumps(before.sections))
     assert average(run, 2) == [20, 30]
     mean = [np.mean(each, axis=0).astype("float32") for each in zip(*saved[1:], strict=True)]
     assert_equal(mean, [np.asarray(variable) for variable in runs.load_model(run).trainable_variables])
-    assert runs.read_config(run) == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
+    assert runs.read_config(run) == replace(before, weights={**how_far, "kind": "mean", "steps": [20, 30]})
 
     written = (run / "model.keras").read_bytes()
     assert main(["average", str(run), "--last", "4"]) == 2

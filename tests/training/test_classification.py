@@ -36,10 +36,10 @@ def test_a_tenth_of_the_lines_is_held_out_and_long_ones_are_cut(tmp_path):
     lines = (tmp_path / "text").read_text().splitlines()
     held_out = (tmp_path / "run/validation.text").read_text().splitlines()
     assert 0 < len(held_out) <= len(lines) // 10 + 3 and held_out == [line for line in lines if line in {*held_out}]
-    assert made.run.config["labels"] == [*LABELS] and made.run.config["model"]["num_labels"] == 3
+    assert made.run.config.labels == [*LABELS] and made.run.config.model["num_labels"] == 3
     assert "text(s) have more pieces than --context-length 6 and are cut" in made.said
     before = labelled_from_file(tmp_path / "text", seed=None)  # as a run began before lines were drawn
-    made.run.config["corpus"]["identity"] = before.identity
+    made.run.config.corpus["identity"] = before.identity
     write_config(RunFolder(tmp_path / "run"), made.run.config)
     again = begun(tmp_path, "--resume --out run", with_model=False).run.corpus
     assert list(again.valid()) == list(before.valid()) != list(made.run.corpus.valid())
@@ -82,7 +82,7 @@ def test_what_a_classifier_of_texts_refuses(learned, run, monkeypatch, tmp_path)
         *((["a", 1], r"characters in a line under 'labels\[1\]'; received 1"), (["a", "a", "b"], "each label once")),
         (["a", "b"], "expected 3 labels in config.json; received 2"),
     ):
-        (learned / "config.json").write_text(json.dumps({**config, "labels": labels}))
+        (learned / "config.json").write_text(json.dumps({**config.sections, "labels": labels}))
         with pytest.raises(RequestError, match=message):
             load_classifier(learned)
 
@@ -109,14 +109,14 @@ def test_a_share_of_the_images_is_held_out_unless_others_are_named(folder):
     assert "files: 81 images with 3 labels, 9 for validation\n" in made.said
     assert f"warning: 1 image(s) cannot be read and are left out: {BROKEN} (it is no image in" in made.said
     config, kept = read_config(folder / "run"), np.load(folder / "run/validation.npz")
-    assert config["labels"] == sorted(CORNERS) and config["model"]["num_labels"] == 3
-    assert config["model"]["stem"] == {"name": "attentive", "filters": 4} and made.data.plan.random_shift == 1
-    assert config["model"]["attention_bias"] is True and "vocabulary_size" not in config["settings"]
+    assert config.labels == sorted(CORNERS) and config.model["num_labels"] == 3
+    assert config.model["stem"] == {"name": "attentive", "filters": 4} and made.data.plan.random_shift == 1
+    assert config.model["attention_bias"] is True and "vocabulary_size" not in config.settings
     for image, label in zip(kept["images"], kept["labels"], strict=True):
-        row, place = CORNERS[config["labels"][label]]
+        row, place = CORNERS[sorted(CORNERS)[label]]
         assert image[row : row + 2, place : place + 2].min() >= 120, "the label is that of its folder"
     flags = "--preset modern --channels 3 --pixel-mean 0.3,0.4,0.5 --pixel-std 0.7 --valid-images valid-images"
-    model = begun(folder, f"{IMAGES} {flags} --out other", with_model=False).run.config["model"]
+    model = begun(folder, f"{IMAGES} {flags} --out other", with_model=False).run.config.model
     assert len(np.load(folder / "other/validation.npz")["labels"]) == 6
     assert (model["pixel_mean"], model["pixel_std"]) == ([0.3, 0.4, 0.5], 0.7)
     assert (model["norm"]["name"], model["positions"]["name"]) == ("rms", "learned"), "of preset and task"

@@ -113,7 +113,7 @@ def test_own_text_own_validation_and_own_tokenizer(begin, plain, tokenizer, tmp_
     kept = made.run.folder.valid_source, made.run.folder.valid_target
     assert [path.read_text() for path in kept] == [file.read_text() for file in files]
     assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
-    assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
+    assert made.run.config.model["vocabulary_size"] == tokenizer.vocabulary_size
     assert all(one.split() == other.split()[::-1] for one, other in plain.run.corpus.train())
 
 
@@ -158,7 +158,7 @@ def test_every_argument_of_the_model_reaches_its_configuration(monkeypatch, tmp_
         flag = flag_of(name).replace("--", "--no-") if value == "no" else flag_of(name)
         flags = [*tiny_flags(tmp_path, tmp_path / "run"), flag, *([value] if value not in ("", "no") else [])]
         opened = request.open_run(vars(parser().parse_args(flags)))
-        assert opened is not None and opened.config["model"][name] == expected != plain.run.config["model"][name]
+        assert opened is not None and opened.config.model[name] == expected != plain.run.config.model[name]
 
 
 # Optimisation: all of these flags at once.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.text.feeding import Batch, padded
 from keras_transformer.training import request
-from keras_transformer.training.resolution import settings_of
+from keras_transformer.training.common_settings import settings_of
 from tests.training.runs import run_module
 
 
@@ -23,7 +23,7 @@ def test_jax_trains_without_tensorflow(processes, tmp_path):
 
 
 def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
-    usual = settings_of("translation")()
+    usual: Any = settings_of("translation")()
     refused: dict[str, dict[str, Any]] = {
         "--accumulate": {"accumulate": 2},
         "--r-drop": {"r_drop": 1.0},
@@ -35,8 +35,8 @@ def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
     for name, given in refused.items():
         with pytest.raises(RequestError, match=f"^{name} needs TensorFlow; received KERAS_BACKEND=jax"):
             request._check_devices(replace(usual, **given))
-    assert request._check_devices(usual)
-    decided = request.with_xla_decided(usual, on_gpu=False)
+    request._check_devices(usual)
+    decided: Any = request.with_xla_decided(usual, on_gpu=False)
     assert decided.xla and decided.static_shapes == request.USUAL_SHAPES, "JAX compiles for each shape"
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(RequestError, match="^training runs on TensorFlow or JAX; received KERAS_BACKEND=torch"):
@@ -47,10 +47,10 @@ def test_a_run_goes_on_with_the_back_end_that_it_began_with():
     """Their seeds have other types, and JAX's batches are padded."""
     folder = RunFolder("runs/mine")
     for known in ({"tensorflow": "2.21.0"}, {"keras": "3.15.1"}):
-        request._check_back_end(folder, {"versions": known})
+        request._check_back_end(folder, RunConfig({}, {}, versions=known))
     told = "--resume: the run began with KERAS_BACKEND=jax; received tensorflow: go on with jax, or begin another run"
     with pytest.raises(RequestError, match=f"^{told} with its weights, by --init-from runs/mine$"):
-        request._check_back_end(folder, {"versions": {"jax": "0.11.2"}})
+        request._check_back_end(folder, RunConfig({}, {}, versions={"jax": "0.11.2"}))
 
 
 @pytest.mark.parametrize("per_octave", [1, 4])

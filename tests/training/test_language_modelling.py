@@ -46,13 +46,13 @@ def data(tmp_path_factory) -> Path:
 
 def test_a_tenth_of_a_text_is_held_out_unless_another_is_named(folder):
     made = begun(folder, f"{TEXT} --out of-text", with_model=False)
-    assert made.run.config["model"].items() >= {"kind": "language-model", "context_length": 24}.items()
-    assert made.run.config["model"]["vocabulary_size"] == len(set("".join(LINES))) + 5  # control ids, the line break
+    assert made.run.config.model.items() >= {"kind": "language-model", "context_length": 24}.items()
+    assert made.run.config.model["vocabulary_size"] == len(set("".join(LINES))) + 5  # control ids, the line break
     held_out = (folder / "of-text/validation.text").read_text()
     assert held_out == "".join(f"{line}\n" for line in made.run.corpus.valid()) and 1 <= held_out.count("\n") <= 3
     made = begun(folder, f"{TEXT} --valid-text some --preset modern --out other", with_model=False)
     assert (folder / "other/validation.text").read_text() == "ba ba\ndo\n"
-    assert made.run.config["model"]["positions"]["name"] == "rotary"
+    assert made.run.config.model["positions"]["name"] == "rotary"
 
 
 def test_generate_continues_prompts(folder, run):
@@ -67,7 +67,7 @@ def test_generate_continues_prompts(folder, run):
 
 def test_score_agrees_with_the_run_and_info_tells_it(folder, run):
     status, out, _ = run("score", "prose", "--text", "prose/validation.text")
-    found, weights = json.loads(out), read_config(folder / "prose")["weights"]
+    found, weights = json.loads(out), read_config(folder / "prose").weights
     assert status == 0 and found["nats_per_token"] == pytest.approx(weights["val_loss"], rel=1e-4)
     assert found["characters"] == found["tokens"] == len((folder / "prose/validation.text").read_text())
     assert found["bits_per_character"] == pytest.approx(found["nats_per_token"] / np.log(2))
@@ -86,7 +86,7 @@ def test_what_is_held_out_left_out_and_cut_is_counted_and_the_longest_answer_kep
     limit = "11 pieces: half of --context-length 24 without its end, and --max-length 250"
     assert f"1 target(s) are too long; one may have {limit}" in made.said and "1 source(s) are cut to" in made.said
     longest = max(map(len, made.data.tokenizer.encode([f"the one is {word}" for word in WORDS[:6]])))
-    assert read_config("of-pairs")["answer_length"] == longest + 1
+    assert read_config("of-pairs").answer_length == longest + 1
 
 
 def test_generate_prints_the_answer_alone(folder, run):
@@ -100,7 +100,7 @@ def test_generate_prints_the_answer_alone(folder, run):
     assert "1 prompt(s) are blank" in err
     assert len({*run(*words, "--beams", 2, "--n-best", 2)[1].splitlines()}) == 2
     assert run(*words, "--temperature", 1e5, "--seed", 3)[1] != f"{expected.text}\n"
-    assert f"answers: up to {read_config('answering')['answer_length']} tokens" in run("info", "answering")[1]
+    assert f"answers: up to {read_config('answering').answer_length} tokens" in run("info", "answering")[1]
 
 
 def test_texts_and_pairs_are_scored_each_in_its_way(folder, run):
@@ -108,7 +108,7 @@ def test_texts_and_pairs_are_scored_each_in_its_way(folder, run):
     sides = [file.read_text().splitlines() for file in files]
     scores = load_generator("answering").score_answers(sides[0], sides[1])
     num_tokens = sum(score.num_tokens for score in scores)
-    expected = read_config("answering")["weights"]["val_loss"]
+    expected = read_config("answering").weights["val_loss"]
     assert -sum(score.log_prob for score in scores) / num_tokens == pytest.approx(expected, rel=1e-4)
     status, out, err = run("score", "answering", "--source", files[0], "--target", files[1])
     assert status == 0 and len(out.splitlines()) == len(sides[0]) and f"{num_tokens} tokens" in err
@@ -117,7 +117,7 @@ def test_texts_and_pairs_are_scored_each_in_its_way(folder, run):
 def test_a_run_of_pairs_may_begin_with_one_of_text_and_its_samples_are_answers(folder):
     sides = "--source source --target first --valid-source some --valid-target words"
     made = begun(folder, f"--task language-model {sides} --init-from prose --steps 1 --devices cpu --out tuned")
-    assert "answer_length" not in read_config("prose") and read_config("tuned")["answer_length"] == len("ba") + 1
+    assert read_config("prose").answer_length is None and read_config("tuned").answer_length == len("ba") + 1
     assert Path("tuned/tokenizer.model").read_bytes() == Path("prose/tokenizer.model").read_bytes()
     assert Path("tuned/validation.target").read_text() == "ba\ndo\n"
     assert_weights_of(made.model, Path("prose"))
@@ -129,7 +129,7 @@ def test_it_fills_what_the_others_tell(folder):
     found = load_classifier("filling").fill([f"{word} {word} <mask> {word}" for word in WORDS[:6]], num_best=2)
     assert [best[0].label.strip("▁") for (best,) in found if best] == WORDS[:6]
     assert all(best[0].probability > best[1].probability > 0 for (best,) in found if best)
-    config = read_config("filling")["model"]
+    config = read_config("filling").model
     assert (config["num_control_ids"], config["num_labels"]) == (5, None)
 
 
@@ -140,7 +140,7 @@ def test_fill_prints_an_object_for_each_line(folder, run, tmp_path):
     assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 40]
     assert [best is None for best in rows[3]["fills"]] == [False] * 14 + [True] * 26, "of a context of 16"
     [best, *_] = json.loads(run("fill", "filling", "--n-best", 99, stdin=source)[1].splitlines()[0])["fills"]
-    assert len(best) == read_config("filling")["model"]["vocabulary_size"] - 5 and not {*CONTROL_PIECES} & {*best}
+    assert len(best) == read_config("filling").model["vocabulary_size"] - 5 and not {*CONTROL_PIECES} & {*best}
     assert rows[0]["text"] == "ba <mask> fi <mask>" and all(len(best) == 3 for best in rows[0]["fills"])
     assert out == run("fill", "filling", "--n-best", 3, "--batch-size", 1, stdin=source)[1]
     assert run("fill", "filling", "--n-best", 0, stdin=source)[0] == 2
@@ -155,7 +155,7 @@ def test_fill_prints_an_object_for_each_line(folder, run, tmp_path):
 def test_a_classifier_begins_with_its_weights_and_vocabulary(folder):
     flags = "--task classification --text labelled --steps 1 --devices cpu --out labels --init-from filling"
     made, parent = begun(folder, flags), load_model("filling")
-    assert read_config("labels")["labels"] == ["no", "yes"]
+    assert read_config("labels").labels == ["no", "yes"]
     assert Path("labels/tokenizer.model").read_bytes() == Path("filling/tokenizer.model").read_bytes()
     for states in ("embed", "states"):
         one, other = (np.asarray(getattr(model, states)(np.array([[2, 6, 7, 8, 3]]))) for model in (parent, made.model))

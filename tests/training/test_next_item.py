@@ -39,7 +39,7 @@ def test_a_run_keeps_no_history_and_a_smaller_vocabulary_the_most_frequent_items
     begun(folder, f"--task next-item --log log {SMALL} --preset modern --vocabulary-size 9 --out few", with_model=False)
     written = b"".join(path.read_bytes() for path in Path("few").rglob("*") if path.is_file())
     assert not any("\t".join(history).encode() in written for history in read_log("log").histories)
-    assert read_config("few")["model"].items() >= {"vocabulary_size": 9, "context_length": 8}.items()
+    assert read_config("few").model.items() >= {"vocabulary_size": 9, "context_length": 8}.items()
     assert Path("few/items.txt").read_text().splitlines() == Path("learned/items.txt").read_text().splitlines()[:5]
 
 
@@ -95,7 +95,7 @@ def test_embed_writes_vectors_of_histories_and_items(folder, run, tmp_path):
 
 def test_evaluate_tells_recall_and_ndcg_of_a_log(folder, run):
     status, out, _ = run("evaluate", "learned", "--log", "log")
-    found, weights = json.loads(out), read_config("learned")["weights"]
+    found, weights = json.loads(out), read_config("learned").weights
     assert status == 0 and found["users"] == 200
     assert (found["recall@10"], found["ndcg@10"]) == pytest.approx((weights["val_recall"], weights["val_ndcg"]))
     assert found["recall@1"] == found["ndcg@1"] <= found["ndcg@5"] <= found["recall@5"] <= found["recall@20"] == 1

@@ -14,7 +14,7 @@ from keras_transformer.runs.run_folder import read_config
 from keras_transformer.text.cleaning import REASONS
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 from keras_transformer.training import preparation
-from keras_transformer.training.resolution import inherited_from, resolve
+from keras_transformer.training.request import inherited_from, resolve
 from tests.golden.cases import write_lines
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.tiny_text import lines as words
@@ -88,9 +88,9 @@ def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_a
 def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
     plain = begin()
     size = len(plain.data.plan.corpus)
-    assert read_config(plain.run.folder.path)["corpus"]["sentences_per_line"] == 1
+    assert read_config(plain.run.folder.path).corpus["sentences_per_line"] == 1
     long = begin("--source long.source --target long.target --vocabulary-size 30").run.folder.path
-    assert read_config(long)["corpus"]["sentences_per_line"] == 3
+    assert read_config(long).corpus["sentences_per_line"] == 3
     made = begin(f"{MORE_FLAGS} --more-tag <bt> --copies 3")
     corpus, tokenizer = made.data.plan.corpus, made.data.tokenizers.source
     assert len(corpus) == 3 * size + len(MORE) and [*tokenizer.tags] == ["<bt>"]
@@ -191,5 +191,5 @@ def test_sampling_that_only_a_recipe_asked_for_gives_way_to_a_vocabulary_that_ha
         preparation._tokenizers(run, [])
     run.given = {}
     preparation._tokenizers(run, [])
-    assert run.settings.sampling == run.config["settings"]["sampling"] == 0
+    assert run.settings.sampling == run.config.settings["sampling"] == 0
     assert capsys.readouterr().err.startswith("--sampling 0.5 gives way to 0: --sampling draws among the pieces")

@@ -90,7 +90,7 @@ def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, c
         def loss_of(run: Any, data: Any, model: Any, count: Any, found: Any = of_weights) -> float:
             return found[model.weights][1]
 
-        monkeypatch.setattr(translation, "measured", bleu_of)
+        monkeypatch.setattr(translation, "final_metrics", bleu_of)
         monkeypatch.setattr(result, "_validation_loss", loss_of)
         weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
         assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)

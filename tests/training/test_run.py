@@ -22,7 +22,7 @@ from keras_transformer.core.errors import JobError
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.training import timing
-from keras_transformer.training.callbacks import Follow
+from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
 from tests.interrupted import interrupt
@@ -72,7 +72,7 @@ def learned(folder) -> Path:
 def test_a_run_learns_to_translate(learned):
     """With a learning rate of 0, shifted labels, or a mask that hides or shows the wrong things, BLEU stays near 0."""
     assert column(learned, "step") == [100, 200]
-    weights = read_config(learned)["weights"]
+    weights: Any = read_config(learned).weights
     assert (weights["at_step"], weights["steps"]) == (200, [200]) and weights["val_bleu"] > 90
     assert column(learned, "val_bleu")[-1] > 90 and column(learned, "val_accuracy")[-1] > 0.95
     perplexity = column(learned, "perplexity")
@@ -80,17 +80,17 @@ def test_a_run_learns_to_translate(learned):
 
 
 @contextlib.contextmanager
-def at_step(step: int, act: Callable[[Follow], Any]) -> Iterator[None]:
+def at_step(step: int, act: Callable[[ProgressCounter], Any]) -> Iterator[None]:
     """Within it something happens after a step, before what follows it."""
-    follow = Follow.on_train_batch_end
+    follow = ProgressCounter.on_train_batch_end
 
-    def changed(self: Follow, batch: int, logs: dict | None = None) -> None:
+    def changed(self: ProgressCounter, batch: int, logs: dict | None = None) -> None:
         follow(self, batch, logs)
         if self.progress.step == step:
             act(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Follow, "on_train_batch_end", changed)
+        patch.setattr(ProgressCounter, "on_train_batch_end", changed)
         yield
 
 
@@ -106,7 +106,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for step, number in (3, signal.SIGINT), (5, signal.SIGTERM):
 
-        def stop(_: Follow, number: int = number) -> None:
+        def stop(_: ProgressCounter, number: int = number) -> None:
             os.kill(os.getpid(), number)
 
         with at_step(step, stop):
@@ -125,7 +125,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
     assert not [thread for thread in threading.enumerate() if "tensorboard" in type(thread).__module__]
     assert_same_end(folder / "straight", run, 6)
     assert (folder / "straight/samples.txt").read_text() == (run / "samples.txt").read_text()
-    assert read_config(run)["weights"]["steps"] == [3, 6], "not of step 5, after which it was stopped"
+    assert read_config(run).weights["steps"] == [3, 6], "not of step 5, after which it was stopped"
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
@@ -145,10 +145,10 @@ def test_a_run_has_the_mean_of_its_last_checkpoints_and_says_how_it_was_trained(
     assert column(run, "step") == [3, 6] and min(column(run, "perplexity")) > 1.5
     assert all(0 < accuracy < 1 for accuracy in column(run, "accuracy"))
     config = read_config(run)
-    assert config["settings"].items() >= {"sampling": 0.3, "seed": 1}.items()
+    assert config.settings.items() >= {"sampling": 0.3, "seed": 1}.items()
     assert (run / "samples.txt").read_text().count("translation ") == 2 * 2, "--bleu-sentences 2, in two rounds"
-    bleu = config["weights"].pop("val_bleu")
-    assert config["weights"] == {"at_step": 6, "asked_steps": 6, "kind": "mean", "steps": [3, 6]}
+    bleu = config.weights.pop("val_bleu")
+    assert config.weights == {"at_step": 6, "asked_steps": 6, "kind": "mean", "steps": [3, 6]}
     assert straight.splitlines()[-1] == f"wrote straight/model.keras · validation · bleu {bleu:.2f}"
 
 
@@ -158,7 +158,7 @@ def test_a_larger_step_count_extends_a_run_and_a_damaged_checkpoint_is_passed_ov
     state.write_bytes(state.read_bytes()[:1000])
     said = trained(folder, "--resume --out extended --steps 7")
     assert "00000006.state.npz is damaged" in said and "resuming at step 3" in said
-    assert read_config(folder / "extended")["weights"]["steps"] == [6, 7]
+    assert read_config(folder / "extended").weights["steps"] == [6, 7]
     for name, array in arrays(folder / "straight", 6).items():
         np.testing.assert_array_equal(array, arrays(folder / "extended", 6)[name])
 
@@ -182,7 +182,7 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_model_was_written_en
     run = folder / "early"
     flags = "--steps 40 --checkpoint-every 1 --patience 1 --bleu-sentences 2"
     said = [trained(folder, f"{tiny} {flags} --out early")]
-    assert read_config(run)["weights"].items() >= {"at_step": 2, "asked_steps": 40, "steps": [1]}.items()
+    assert read_config(run).weights.items() >= {"at_step": 2, "asked_steps": 40, "steps": [1]}.items()
     ended = run.rename(folder / "ended")
     interrupt(str(ended), str(run), last_step=3)  # of step 3 there is no checkpoint
     said.append(trained(folder, "--resume --out early"))
@@ -196,7 +196,7 @@ def test_a_run_that_stopped_early_and_was_killed_before_its_model_was_written_en
 def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_with_nor_saved(folder, tiny):
     """The loss of a step is computed before its update, so only the validation tells."""
 
-    def to_nan(follow: Follow) -> None:
+    def to_nan(follow: ProgressCounter) -> None:
         variable = follow.model.trainable_variables[0]
         variable.assign(np.full(variable.shape, np.nan))
 
@@ -211,7 +211,7 @@ def test_a_default_vocabulary_that_the_text_does_not_support_is_lowered(folder, 
     small = tiny.replace("--vocabulary-size 32", "")
     said = begun(folder, f"{small} --separate-vocabularies --out lowered", with_model=False).said
     assert said.count("supports no vocabulary of 8,000 pieces: taking ") == 2
-    assert read_config(folder / "lowered")["model"]["vocabulary_size"] < 8000
+    assert read_config(folder / "lowered").model["vocabulary_size"] < 8000
     begun(folder, "--resume --out lowered", with_model=False)
 
 
@@ -257,7 +257,7 @@ def test_with_ema_the_model_is_the_moving_average_and_another_seed_is_another_ru
     written = [np.asarray(variable) for variable in load_model(run).trainable_variables]
     for mine, expected in zip(written, mean, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)
-    assert read_config(run)["weights"]["kind"] == "moving average"
+    assert read_config(run).weights["kind"] == "moving average"
     trained(folder, f"{tiny} --steps 1 --seed 2 --out averaged --overwrite")
     assert len([*(run / "checkpoints").iterdir()]) == 2 and column(run, "step") == [1]
     other = arrays(run, 1).values()

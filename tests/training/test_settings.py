@@ -28,16 +28,17 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
-from keras_transformer.training.request import open_run, settings_and_corpus
-from keras_transformer.training.resolution import (
+from keras_transformer.training.request import (
     check,
     fine_tuned,
     fitting_warm_up,
     inherited_from,
     learning_rate,
     model_settings,
+    open_run,
     resolve,
     resumed,
+    settings_and_corpus,
     settings_of,
     wanted_settings,
 )
@@ -330,11 +331,11 @@ def text(tmp_path) -> dict[str, Any]:
 
 def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent, opened, text, capsys):
     run = opened({**text, "init_from": str(parent), "steps": 40})
-    before, child = read_config(parent)["settings"], run.settings.as_dict()
+    before, child = read_config(parent).settings, run.settings.as_dict()
     own = {"steps", "init_from", "source", "target", "valid_source", "valid_target", "warmup_steps", "normalization"}
     own |= {"learning_rate_factor", "devices", "average_last"}
     assert {name for name in before if before[name] != child[name]} <= own
-    assert run.config["model"]["max_source_length"] == 24
+    assert run.config.model["max_source_length"] == 24
     assert (child["sampling"], child["dropout"], child["steps"], child["warmup_steps"]) == (0.3, 0.2, 40, 4)
     peak, ended = learning_rate(run.settings, 4), float(InverseSquareRootDecay(16, 100, 0.5)(1199))
     assert peak == pytest.approx(ended, rel=0.01)

@@ -13,11 +13,11 @@ import export.__main__ as exporting
 from export.certificate.comparison import KeptCertificate
 from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import TASKS, Task, task_of
+from keras_transformer.core.task_registry import TASKS, Task
 from keras_transformer.runs.run_folder import read_config
-from keras_transformer.training.resolution import fine_tuned
 from tests.interrupted import interrupt
 from tests.tagging.pipeline import load
+from tests.tiny_corpus import resolved
 from tests.training.runs import assert_same_end, column, trained
 
 TAGS = {"a": "VOWEL", "o": "VOWEL", "b": "LIP", "m": "LIP", "t": "TONGUE", "n": "TONGUE"}
@@ -43,7 +43,7 @@ def place(tmp_path_factory):
 
 def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
     config = read_config(place / "whole")
-    assert (task_of(config), config["labels"]) == ("tagging", ["LIP", "TONGUE", "VOWEL"])
+    assert (config.task, config.labels) == ("tagging", ["LIP", "TONGUE", "VOWEL"])
     losses = column(place / "whole", "val_loss")
     assert losses[-1] < 0.8 * losses[0]
     interrupt(str(place / "whole"), str(place / "begun"), 60)
@@ -62,9 +62,9 @@ def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
 def test_a_task_of_the_same_kind_with_fewer_settings_fine_tunes_it(place):
     """Classification has no `--tag-mark`, and takes the rest of how the tagger was trained."""
     parent = read_config(place / "whole")
-    settings = fine_tuned({"task": "classification"}, {}, parent)
+    settings = resolved({"task": "classification"}, parent=parent)
     assert (settings.task, settings.hidden_dim, settings.token_budget) == ("classification", 16, 600)
-    assert not hasattr(settings, "tag_mark") and settings.steps == parent["settings"]["steps"]
+    assert not hasattr(settings, "tag_mark") and settings.steps == parent.settings["steps"]
 
 
 def test_it_answers_by_a_command_and_other_commands_name_it(place, capsys, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, capsys,
 def test_it_is_saved_from_python(place):
     tagger = load(place / "whole")
     tagger.save(place / "saved")
-    assert task_of(read_config(place / "saved")) == "tagging"
+    assert read_config(place / "saved").task == "tagging"
     assert load(place / "saved").tag("bat om na tob") == tagger.tag("bat om na tob")
 
 

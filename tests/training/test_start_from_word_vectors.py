@@ -91,7 +91,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_as_a_new_one(f
     assert_same_start(begun(folder, f"--resume --steps 4 --out {tmp_path}/whole"), new)
     assert "begin with vectors" not in begun(folder, "--resume --out whole --steps 6").said
     begun(folder, f"{MASKED} --init-from whole --out tuned", with_model=False)
-    assert read_config(folder / "tuned")["settings"]["word_vectors"] is None
+    assert read_config(folder / "tuned").settings["word_vectors"] is None
 
 
 REFUSED = {

@@ -48,10 +48,10 @@ def test_a_run_says_what_it_trains_on_and_measures_itself(made):
     name, folder, said = made
     config, whole, (flags, told) = read_config(folder / "whole"), folder / "whole", TASKS[name]
     assert told in said, said
-    assert config["parameters"] == load_model(whole).count_params()
+    assert config.parameters == load_model(whole).count_params()
     losses = column(whole, "val_loss")
     assert column(whole, "step") == [4, 5] and losses[1] < losses[0]
-    figures = {name: value for name, value in config["weights"].items() if name.startswith("val_")}
+    figures = {name: value for name, value in config.weights.items() if name.startswith("val_")}
     assert figures, "of the weights of one checkpoint, which are their own mean"
     for name, value in figures.items():
         assert value == pytest.approx(column(whole, name)[1], abs=0.02 if "mixed" in flags else 1e-4), name
@@ -73,6 +73,6 @@ def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(made)
     assert_weights_of(model, whole)
     loss = _validation_loss(run, data, model, num_replicas=1)
     assert loss == pytest.approx(column(whole, "val_loss")[1], rel=0.02 if "mixed" in own else 1e-4)
-    assert read_config(tuned)["model"] == read_config(whole)["model"]
+    assert read_config(tuned).model == read_config(whole).model
     for name in ("tokenizer.model", "items.txt"):
         assert [path.read_bytes() for path in tuned.glob(name)] == [path.read_bytes() for path in whole.glob(name)]

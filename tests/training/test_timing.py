@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, resume_command
+from keras_transformer.runs.run_folder import RunConfig, RunFolder, load_model, read_config, resume_command
 from keras_transformer.spec import custom_parts, model_spec
 from keras_transformer.spec.presets import AUTO_ROWS
 from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import learning, timing
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.common_settings import Given
 from keras_transformer.training.flags import parser
-from keras_transformer.training.resolution import learning_rate, model_arguments, resolve, with_steps
+from keras_transformer.training.request import as_given, learning_rate, model_arguments, with_steps
 from keras_transformer.training.timing import Estimate
-from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.tiny_corpus import corpus_with, resolved, tiny_flags, write_corpus
 from tests.training.runs import assert_same_end, trained
 
 
@@ -40,21 +41,21 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
         patch.setattr(timing, "Checkpoints", checkpoints)
         patch.setattr(learning, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
         told = trained(tmp_path, f"{flags} --hours {5 / 3600} --out hours")
-    settings = read_config(tmp_path / "hours")["settings"]
+    settings = read_config(tmp_path / "hours").settings
     assert (settings["steps"], settings["warmup_steps"]) == (3, 1)
     assert "timing the first steps\nabout 0:00:05 on this machine: 3 steps" in told
     same = f"--warmup-steps 1 --learning-rate-factor {settings['learning_rate_factor']} --steps 3"
     assert "on this machine" not in trained(tmp_path, f"{flags} {same} --out steps"), "it is too short to be timed"
     assert timed and all(name.startswith(".") for name in timed), "who is killed leaves what the next start removes"
-    assert settings == read_config(tmp_path / "steps")["settings"], "--resume needs no hours"
+    assert settings == read_config(tmp_path / "steps").settings, "--resume needs no hours"
     assert_same_end(tmp_path / "steps", tmp_path / "hours", 3)
 
 
 def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
     settings = Settings(warmup_steps=20, steps=100, hours=1.0)
-    assert with_steps(settings, 10, {"warmup_steps": 20}).warmup_steps == 20
+    assert with_steps(settings, 10, Given(Settings, {"warmup_steps": 20})).warmup_steps == 20
     assert "still rising" in capsys.readouterr().err
-    fitted = with_steps(settings, 10, {})
+    fitted = with_steps(settings, 10, Given(Settings, {}))
     assert (fitted.steps, fitted.warmup_steps, fitted.hours) == (10, 1, None)
     assert learning_rate(fitted, 1) == pytest.approx(learning_rate(settings, 20), rel=0.01)
 
@@ -87,9 +88,11 @@ def test_small_batches_stand_for_larger_ones_and_the_first_of_a_shape_is_not_tim
 
 
 def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, folder: Path = Path("x"), **more: Any) -> Any:
-    settings, corpus = resolve(given, {}, num_pairs=10**6), SimpleNamespace(recipe=recipe or {}, num_pairs=10**6)
-    config = {"model": {"kind": "translator", **model_spec.complete(model_arguments(settings), "translator")}}
-    made = SimpleNamespace(settings=replace(settings, **more), given=given, corpus=corpus, config=config)
+    settings, corpus = resolved(given, num_pairs=10**6), corpus_with(recipe or {}, num_pairs=10**6)
+    config = RunConfig({"kind": "translator", **model_spec.complete(model_arguments(settings), "translator")}, {})
+    made = SimpleNamespace(
+        settings=replace(settings, **more), given=as_given(given, Settings), corpus=corpus, config=config
+    )
     return SimpleNamespace(**vars(made), folder=RunFolder(folder), is_resumed=False)
 
 
@@ -99,7 +102,7 @@ def test_hours_take_the_next_smaller_model_of_auto_until_a_quarter_of_its_steps_
     for hours, widths in (14, [512]), (5, [512, 256]), (1, [512, 256, 128]), (0.1, [512, 256, 128]):
         run, seen = run_of({"hours": hours}, folder=tmp_path), [512]
         while timing.takes_smaller(run, slow):
-            seen.append(read_config(tmp_path)["model"]["hidden_dim"])
+            seen.append(read_config(tmp_path).model["hidden_dim"])
             assert (run.settings.vocabulary_size, run.settings.token_budget) == (37_000, 25_000)
         said = capsys.readouterr().err
         assert seen == widths and said.count(": taking 4 layers of ") == len(widths) - 1, said
@@ -117,7 +120,7 @@ def test_the_smaller_model_is_the_one_that_trains_and_stays(tmp_path, monkeypatc
     own = "--source {} --target {} --bleu-sentences 0 --devices cpu".format(*write_corpus(tmp_path))
     told = trained(tmp_path, f"{own} --hours {5 / 3600} --out run")
     assert ", 1 layers of 32: taking 1 layers of 16\n" in told and "step 3/3" in told
-    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run")["settings"]["hidden_dim"] == 16
+    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run").settings["hidden_dim"] == 16
 
 
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
@@ -156,7 +159,7 @@ def test_timed_steps_end_when_there_are_enough_and_the_time_is_over(monkeypatch)
     for seconds, last in (((0, 9, 20.5, 30), 3), ((0, 30), 3), ((0, 1, 2, 3, 20, 21), 6)):
         clock = iter([*seconds, *range(100, 200)])
         monkeypatch.setattr(timing.time, "monotonic", lambda clock=clock: next(clock))
-        watch = timing.Watch()
+        watch = timing.StepTimer()
         watch.set_model(SimpleNamespace(stop_training=False))
         while not watch.model.stop_training:
             watch.on_train_batch_end(0, {"loss": 1.0})

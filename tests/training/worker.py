@@ -27,14 +27,14 @@ SECONDS = 600  # after which a process is killed
 
 def trained(flags: list[str], last_step: int, is_eager: bool) -> int:
     """Trains; returns the exit status."""
-    follow = callbacks.Follow.on_train_batch_end
+    follow = callbacks.ProgressCounter.on_train_batch_end
 
-    def follow_and_die(self: callbacks.Follow, batch: int, logs: Any = None) -> None:
+    def follow_and_die(self: callbacks.ProgressCounter, batch: int, logs: Any = None) -> None:
         follow(self, batch, logs)
         if self.progress.step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
+    callbacks.ProgressCounter.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
     with eagerly() if is_eager else contextlib.nullcontext():
         return train.main(flags)
 

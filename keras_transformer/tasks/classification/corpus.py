@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from keras_transformer.core.errors import RequestError, say
-from keras_transformer.runs.run_config import require_readable
+from keras_transformer.runs.run_folder import require_readable
 from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels, whole_groups
@@ -91,7 +91,7 @@ def _check_labels(numbered: dict[int, Labelled], path: str | os.PathLike[str]) -
     labels, texts = ({row[side] for row in numbered.values()} for side in (0, 1))
     if len(labels) < 2:
         raise RequestError(f"{path}: expected at least two labels; received one alone, {min(labels)!r:.60}")
-    require_readable({"labels": sorted(labels)})
+    require_readable(sorted(labels), {})
     if len(labels) > len(texts):
         raise RequestError(
             f"{path}: expected a label, a tab and a text in each line; received {len(labels):,} labels of "

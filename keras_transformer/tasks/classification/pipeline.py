@@ -220,10 +220,10 @@ def classifier_of(model: Encoder | OnnxComputations, folder: RunFolder) -> Class
         RequestError: the labels are not the model's, or the vocabulary is missing, damaged or not the model's.
     """
     config = read_config(folder)
-    labels, expected = config.get("labels", []), config["model"]["num_labels"] or 0
+    labels, expected = config.labels or [], config.model["num_labels"] or 0
     if len(labels) != expected:
         raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
-    return Classifier(model, read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1], labels)
+    return Classifier(model, read_tokenizers(folder, None, config.model["vocabulary_size"])[1], labels)
 
 
 def imported(found: Imported) -> Classifier:

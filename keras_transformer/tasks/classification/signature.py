@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from keras_transformer import ops
@@ -22,7 +22,7 @@ from keras_transformer.checking.signatures import (
 )
 from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.text.sentences import valid
 
@@ -55,7 +55,7 @@ class Labelling(Reading):
         return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_text, lambda line: line.partition("\t")[2]), None
 
     @classmethod

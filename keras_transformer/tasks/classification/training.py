@@ -13,11 +13,11 @@ from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled
 from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.tasks.classification.settings import Settings
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.callbacks import Loss
-from keras_transformer.training.common_settings import Settings
+from keras_transformer.training.callbacks import ValLossMonitor
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
 
@@ -62,8 +62,8 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> LabelledText:
     settings, train, valid = run.settings, list(run.corpus.train()), list(run.corpus.valid())
     labels = sorted({label for label, _ in train})
     tokenizer = one_tokenizer(run, lambda: (text for _, text in train))
-    run.config["labels"] = labels
-    run.config["model"]["num_labels"] = len(labels)
+    run.config.labels = labels
+    run.config.model["num_labels"] = len(labels)
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
     if run.is_chief:
         write_text(run.folder.valid_text, "".join(f"{label}\t{text}\n" for label, text in valid))
@@ -91,10 +91,10 @@ def validation(
     run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by the validation loss."""
-    return [Loss(progress, run.settings.patience)]
+    return [ValLossMonitor(progress, run.settings.patience)]
 
 
-def measured(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
+def final_metrics(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
     found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
     right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))

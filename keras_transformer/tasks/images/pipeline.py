@@ -18,7 +18,7 @@ from keras_transformer.decoding.computations import Embedding, LabelProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.models.classifiers import ImageClassifier
-from keras_transformer.runs.run_folder import RunFolder, check_place, load_model, read_config, twin_of, write_run
+from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, load_model, read_config, write_run
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.pipeline import Prediction
 from keras_transformer.tasks.images.batches import read
@@ -56,7 +56,7 @@ def write_recognizer(
         if images is not None:
             np.savez_compressed(run.valid_images, images=images)
 
-    write_run(path, overwrite, "images", twin_of(model), {"labels": labels, "corpus": {}}, write_images)
+    write_run(path, overwrite, "images", float32_copy(model), {"labels": labels, "corpus": {}}, write_images)
 
 
 class Recognizer(Pipeline):
@@ -201,7 +201,7 @@ def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:
         RequestError: the folder holds no run of a classifier of images, no model yet, or a file is damaged.
     """
     folder = RunFolder(run)
-    model, labels = load_model(folder, TASKS[TASK].kind), read_config(folder).get("labels", [])
+    model, labels = load_model(folder, TASKS[TASK].kind), (read_config(folder).labels or [])
     if not labels or model.num_labels != len(labels):
         raise RequestError(f"{folder.path}: expected {model.num_labels} labels in config.json; received {len(labels)}")
     return Recognizer(model, labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from keras_transformer.core.errors import RequestError
 from keras_transformer.spec import model_spec
 from keras_transformer.training import common_settings as base
@@ -11,6 +13,9 @@ from keras_transformer.training.common_settings import DATA, TRAINING, count, fi
 @task_settings("images", "image-classifier", dataset="digits", label_smoothing=0.0, **model_spec.VISION)
 class Settings(base.Settings):
     """The settings of training a classifier of images."""
+
+    if TYPE_CHECKING:  # an argument of the model
+        image_size: int = 0
 
     dataset: str | None = flag(DATA, None, "digits", is_inherited=False, metavar="NAME")
     images: str | None = file("a folder with a folder of images for each label", own="folder", reads="folder")

@@ -25,7 +25,7 @@ from keras_transformer.checking.signatures import (
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import DAMAGED
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.text.sentences import QUICK_TEXTS, Texts
 
@@ -53,8 +53,8 @@ class Recognition(Signature):
         return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
-        return images_of(folder, config["model"]), None
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+        return images_of(folder, config.model), None
 
     @classmethod
     def texts(cls, pipeline: Recognizer, given: Sequence[object]) -> Texts:

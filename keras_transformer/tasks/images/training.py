@@ -17,10 +17,10 @@ from keras_transformer.tasks.classification.training import validation as valida
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
 from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.tasks.images.settings import Settings
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
-from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def _check_labels(labels: list[str], train: Pixels, valid: Pixels) -> None:
 
 def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
     """Puts the labels into the configuration, and images of validation, as many as it keeps, into the folder."""
-    run.config["labels"] = labels
-    run.config["model"]["num_labels"] = len(labels)
-    run.config["parameters"] = count_parameters(run.config["model"])
+    run.config.labels = labels
+    run.config.model["num_labels"] = len(labels)
+    run.config.parameters = count_parameters(run.config.model)
     if not run.is_chief:
         return
     write_config(run.folder, run.config)
@@ -98,7 +98,7 @@ def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
         np.savez_compressed(aside, images=valid.images[kept], labels=valid.labels[kept])
 
 
-def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
+def final_metrics(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
     found = Recognizer(model, data.labels).classify(data.valid.images)
     right = sum(one.label == data.labels[label] for one, label in zip(found, data.valid.labels, strict=True))

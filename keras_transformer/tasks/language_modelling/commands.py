@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def generate(arguments: argparse.Namespace) -> None:
     """Prints the prompt and its continuation as it grows, or its answer; of a file of prompts a JSON object each."""
-    is_of_pairs = "answer_length" in config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind)
+    is_of_pairs = config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind).answer_length is not None
     answers = is_of_pairs or arguments.chat
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)

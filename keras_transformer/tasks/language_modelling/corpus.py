@@ -15,12 +15,12 @@ from keras_transformer.core.errors import RequestError, say, warn
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
+from keras_transformer.tasks.language_modelling.settings import Settings
 from keras_transformer.text.corpora import Corpus, Pair
 from keras_transformer.text.held_out import drawn_identity, stratified
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import (
     Tokenizers,
     naming_files,
@@ -182,7 +182,7 @@ def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
     valid_pairs = validation_pairs(run)
     train, valid = _within_context(run, cache, valid_pairs, tokenizers)
     answer_length = int(max(train.target_lengths.max(), valid.target_lengths.max()))
-    run.config["answer_length"] = answer_length
+    run.config.answer_length = answer_length
     record_vocabularies(run, tokenizers)
     most = settings.context_length - answer_length
     rows, valid_rows = PairRows(train, most), PairRows(valid, most, targets_alone=True)

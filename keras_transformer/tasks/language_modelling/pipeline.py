@@ -23,9 +23,8 @@ from keras_transformer.decoding.decoder import Score, scores_of
 from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import GREEDY, SearchOptions, require_whole
+from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.sentences import Ids, Unread, padded
@@ -388,8 +387,8 @@ def load_generator(run: str | os.PathLike[str]) -> Generator:
 def generator_of(model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
     """The generator of a model, with the vocabulary in a run folder; RequestError if that is not the model's."""
     config = read_config(folder)
-    tokenizer = read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1]
-    return Generator(model, tokenizer, config.get("answer_length"))
+    tokenizer = read_tokenizers(folder, None, config.model["vocabulary_size"])[1]
+    return Generator(model, tokenizer, config.answer_length)
 
 
 def imported(found: Imported) -> Generator:

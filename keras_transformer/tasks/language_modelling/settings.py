@@ -26,8 +26,8 @@ class Settings(OneLanguageSettings, PairSettings):
     def has_few_shapes(self) -> bool:
         return self.source is None  # windows of one text are all of one size
 
-    def settled(self) -> TextSettings:
-        settings = super().settled()
+    def normalized(self) -> TextSettings:
+        settings = super().normalized()
         return replace(settings, normalization=None) if self.source is None else settings
 
     @classmethod

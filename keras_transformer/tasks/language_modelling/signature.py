@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from keras_transformer.checking.signatures import (
 from keras_transformer.decoding.computations import PromptForcing, prompt_length
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
@@ -84,7 +84,7 @@ class Answering(Continuation):
         return super().search(valid_ids(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_source), None
 
 

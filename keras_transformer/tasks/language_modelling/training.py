@@ -17,6 +17,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
 from keras_transformer.tasks.language_modelling.corpus import Pairs, named_text, prepare_pairs, text_from_file
 from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS, Generator
+from keras_transformer.tasks.language_modelling.settings import Settings
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
 
@@ -26,9 +27,8 @@ from keras_transformer.text.feeding import Plan
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
-from keras_transformer.training.callbacks import Loss
+from keras_transformer.training.callbacks import ValLossMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
-from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
 
@@ -118,10 +118,14 @@ def validation(
 ) -> list[keras.callbacks.Callback]:
     """A text that the model draws or answers, and early stopping by the validation loss."""
     sample = _sampling(run, data, model)
-    return [Loss(progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None)]
+    return [
+        ValLossMonitor(
+            progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None
+        )
+    ]
 
 
-def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, float]:
+def final_metrics(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a token."""
     return {"val_loss": mean_loss(model, data.valid_plan)}
 
@@ -142,8 +146,8 @@ def mean_loss(model: FamilyModel, plan: Plan) -> float:
 
 def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
     """A function that gives samples of the model's present weights (their moving average, with --ema), in float32."""
-    twin = make_model(run.config["model"])
-    generator = Generator(twin, data.tokenizer, run.config.get("answer_length"))
+    twin = make_model(run.config.model)
+    generator = Generator(twin, data.tokenizer, run.config.answer_length)
 
     def sample() -> str:
         set_weights(twin, present_weights(model))

@@ -20,7 +20,7 @@ def fill(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.computations import Fills
     from keras_transformer.tasks.classification.pipeline import TASK, require_masks
 
-    require_masks(not config_of_kind(RunFolder(arguments.run), TASKS[TASK].kind).get("labels"))
+    require_masks(not config_of_kind(RunFolder(arguments.run), TASKS[TASK].kind).labels)
     lines, classifier = standard_input(), open_classifier(arguments, Fills(arguments.n_best))
     texts, read = tee(lines)
     for line, masks in zip(texts, classifier.stream_fills(read, arguments.n_best, arguments.batch_size), strict=True):

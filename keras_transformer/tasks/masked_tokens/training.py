@@ -46,7 +46,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> MaskedText:
     """
     settings = run.settings
     tokenizer = one_tokenizer(run, run.corpus.train, has_mask=True)
-    run.config["model"]["num_control_ids"] = MASK + 1
+    run.config.model["num_control_ids"] = MASK + 1
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
     valid_lines = [line for line in run.corpus.valid() if line.strip()]
     valid_lines = [valid_lines[place] for place in drawn(len(valid_lines), MAX_VALIDATION_LINES)]
@@ -72,6 +72,6 @@ def _rows(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> Masked
     return MaskedRows(ids, max_length)
 
 
-def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
+def final_metrics(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a masked piece."""
     return {"val_loss": mean_loss(model, data.valid_plan)}

@@ -23,7 +23,7 @@ from keras_transformer.checking.signatures import (
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention_ops import HIDDEN
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.text.sentences import QUICK_TEXTS, Texts
@@ -63,8 +63,8 @@ class Recommending(Signature):
         return {"items": tf.gather(self.pipeline.names, found["item_ids"] - self.model.num_control_ids), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
-        return histories_of(folder, config["model"]["context_length"]), None
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+        return histories_of(folder, config.model["context_length"]), None
 
     @classmethod
     def texts(cls, pipeline: Recommender, given: Sequence[object]) -> Texts:

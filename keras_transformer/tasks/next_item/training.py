@@ -17,12 +17,12 @@ from keras_transformer.runs.run_folder import RunFolder, write_config
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.tasks.next_item.settings import Settings
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.callbacks import Ndcg
-from keras_transformer.training.common_settings import Settings
+from keras_transformer.training.callbacks import NdcgMonitor
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Histories:
         RequestError: the items of a run that is fine-tuned are none of these, or the budget holds no window.
     """
     settings, items = run.settings, _items(run)
-    run.config["model"]["vocabulary_size"] = items.vocabulary_size
-    run.config["parameters"] = count_parameters(run.config["model"])
+    run.config.model["vocabulary_size"] = items.vocabulary_size
+    run.config.parameters = count_parameters(run.config.model)
     valid = list(run.corpus.valid())
     valid = [valid[place] for place in drawn(len(valid), MAX_VALIDATION_USERS)]
     if run.is_chief:
@@ -198,10 +198,10 @@ def validation(
     run: Run, data: Histories, model: SequenceEncoder, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by NDCG."""
-    return [Ndcg(progress, run.settings.patience)]
+    return [NdcgMonitor(progress, run.settings.patience)]
 
 
-def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
+def final_metrics(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
     """Recall and NDCG of the model that the run ends with."""
     found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)
     return {f"val_{name}": value for name, value in found.items()}

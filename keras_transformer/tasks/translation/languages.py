@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.runs.run_folder import RunConfig
 from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.text.sentences import Ids, Sentence
 from keras_transformer.text.splitting import LearnedText
@@ -64,7 +65,7 @@ def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None
     return replace(learned, **asked)
 
 
-def of_run(config: Config, *languages: str | None) -> Config:
+def of_run(config: RunConfig, *languages: str | None) -> Config:
     """The languages between which a run translates, by the names of its settings.
 
     Args:
@@ -74,8 +75,8 @@ def of_run(config: Config, *languages: str | None) -> Config:
     Raises:
         RequestError: see `chosen` and `require_languages`.
     """
-    learned = chosen(LearnedText.of_corpus(config.get("corpus", {})), config["language_tags"], *languages)
-    require_languages(learned, config["language_tags"])
+    learned = chosen(LearnedText.of_corpus(config.corpus), config.language_tags, *languages)
+    require_languages(learned, config.language_tags)
     return dict(zip(SIDES, (learned.source_language, learned.target_language), strict=True))
 
 

@@ -10,8 +10,7 @@ import regex as re
 
 from keras_transformer.core.errors import warn, warn_of_news
 from keras_transformer.decoding.decoder import Decoder, Emitted, Hypothesis
-from keras_transformer.spec.lengths import penalty
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank, plain

@@ -405,8 +405,8 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
     if not folder.is_run():
         return Translator(decoder, *tokenizers, max_source_length)
     config = read_config(folder)  # a graph that was kept for an earlier request has other options in its metadata
-    learned = LearnedText.of_corpus(config.get("corpus", {}))
-    search, tags = (config.get(name, {}) for name in ("search", "language_tags"))
+    learned = LearnedText.of_corpus(config.corpus)
+    search, tags = config.search, config.language_tags
     return Translator(decoder, *tokenizers, max_source_length, search, language_tags=tags, **asdict(learned))
 
 

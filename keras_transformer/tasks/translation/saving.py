@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
-from keras_transformer.runs.run_folder import RunFolder, check_place, twin_of, write_run
+from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, write_run
 from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import each_of, strings_of
 
@@ -36,7 +36,7 @@ def write_translator(
     """
     path = Path(folder)
     check_place(path, overwrite)
-    twin = twin_of(model)
+    twin = float32_copy(model)
     _check_vocabularies(twin.arguments(), tokenizers)
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
         raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")

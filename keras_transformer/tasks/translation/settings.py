@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.runs.run_config import MAX_TAG
-from keras_transformer.spec.options import Config
+from keras_transformer.runs.run_folder import MAX_TAG, RunConfig
 from keras_transformer.spec.presets import AUTO, PRESETS
 from keras_transformer.training.common_settings import (
     DATA,
@@ -77,9 +76,9 @@ class Settings(TextSettings, PairSettings):
     def has_few_shapes(self) -> bool:
         return self.static_shapes != 0
 
-    def begun_from(self, parent: Config) -> Settings:
+    def with_parent_defaults(self, parent: RunConfig) -> Settings:
         """With the languages of a parent between many, unless others are given."""
-        if not parent.get("language_tags"):
+        if not parent.language_tags:
             return self
         from keras_transformer.tasks.translation import languages  # late: `--help` needs no tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from keras_transformer.checking.signatures import (
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -73,7 +73,7 @@ class Translation(Searching):
         return model.max_source_length
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
         if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
             raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
         source, target = (islice(read_lines(path), MOST_LINES) for path in (folder.valid_source, folder.valid_target))

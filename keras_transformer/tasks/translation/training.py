@@ -13,12 +13,12 @@ from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.bleu import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.training.callbacks import Bleu, Loss
+from keras_transformer.training.callbacks import BleuMonitor, ValLossMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
-from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Text, Tokenizers, prepare_text
 from keras_transformer.training.task import Run
 
@@ -37,8 +37,8 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Text:
     """See `prepare_text`. For a model between many languages each side begins with the tag of its language."""
 
     def tags(tokenizers: Tokenizers) -> Direction:
-        learned = LearnedText.of_corpus(run.config.get("corpus", {}))
-        return direction_of(learned, run.config.get("language_tags", {}), tokenizers.source)
+        learned = LearnedText.of_corpus(run.config.corpus)
+        return direction_of(learned, run.config.language_tags, tokenizers.source)
 
     return prepare_text(run, cache, num_replicas, tags)
 
@@ -77,14 +77,14 @@ def validation(
     """BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is judged."""
     settings = run.settings
     if not settings.bleu_sentences:
-        return [Loss(progress)]
+        return [ValLossMonitor(progress)]
     if not (run.is_chief or settings.patience):
         return []
     sources, references = data.bleu_sentences(settings.bleu_sentences)
-    return [Bleu(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
+    return [BleuMonitor(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
 
 
-def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
+def final_metrics(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     """BLEU of the model that the run ends with, counted as while training."""
     if not run.settings.bleu_sentences:
         return {}
@@ -103,7 +103,7 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
     if not sources:
         return 0.0
     lengths = sorted((len(ids) + 1 for ids in data.tokenizers.target.encode(references)), reverse=True)
-    translator = _translator(run, data, make_model(run.config["model"]))
+    translator = _translator(run, data, make_model(run.config.model))
     batch, most = sources[:BATCH], lengths[len(lengths) // 2]
     for _ in range(2):  # the first time is slower, because it traces the search
         began = time.monotonic()
@@ -114,15 +114,15 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
 
 def _translator(run: Run, data: Text, model: Transformer) -> Translator:
     """The translator of a model of the run, between the languages of its text."""
-    learned = LearnedText.of_corpus(run.config.get("corpus", {}))
-    tags = run.config.get("language_tags")
+    learned = LearnedText.of_corpus(run.config.corpus)
+    tags = run.config.language_tags
     return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
     """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
     outside of any strategy."""
-    twin = make_model(run.config["model"])
+    twin = make_model(run.config.model)
     translator = _translator(run, data, twin)
 
     def translate(lines: Sequence[str]) -> list[str]:

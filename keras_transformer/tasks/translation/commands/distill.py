@@ -14,7 +14,7 @@ import json
 from keras_transformer.commands import read_both
 from keras_transformer.core.errors import RequestError, command_line, print_result, say
 from keras_transformer.decoding.processes import run_in_subprocess
-from keras_transformer.runs.run_folder import RunFolder, num_parameters, read_config
+from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
 from keras_transformer.tasks.translation.commands.engines import open_translator
@@ -146,4 +146,4 @@ def parameters_of(run: str) -> int | None:
     """How many parameters the model of a run has; None for an export, which does not tell."""
     if not RunFolder(run).is_run():
         return None
-    return num_parameters(read_config(run))
+    return read_config(run).num_parameters()

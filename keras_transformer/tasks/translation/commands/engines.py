@@ -87,7 +87,7 @@ def write(
         OSError: the cache cannot be written.
         JobError: the model's weights hold NaN or infinity.
     """
-    onnx, artefacts = export_module("onnx"), export_module("artefacts")
+    onnx, artefacts = export_module("onnx.export"), export_module("artefacts")
     # A graph that serves all languages names those alone that the run means where none are named.
     trained = replace(artefacts.between(trained, *sides), languages=trained.languages)
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
@@ -168,7 +168,7 @@ def chosen_decoder(
     def place() -> Graphs:
         runs = [RunFolder(one) for one in runs_of(arguments)]
         # Stages have one beginning inside, and the graph of a model between many languages serves all.
-        may_be_staged = precision != "int8" and not any("language_tags" in read_config(one) for one in runs)
+        may_be_staged = precision != "int8" and not any(read_config(one).language_tags for one in runs)
         return graphs_of(runs, options, precision, with_halves, may_be_staged and uses_gpu(arguments.provider))
 
     reasons = reasons_for_keras(arguments, options, with_halves)

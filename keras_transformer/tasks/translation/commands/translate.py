@@ -35,7 +35,7 @@ def own_search_of(arguments: argparse.Namespace) -> Config:
         RequestError: the run's configuration is damaged, or its model is no translator.
     """
     run = RunFolder(arguments.run)
-    return config_of_kind(run, TASKS["translation"].kind).get("search", {}) if run.is_run() else {}
+    return config_of_kind(run, TASKS["translation"].kind).search if run.is_run() else {}
 
 
 def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:

@@ -1,4 +1,4 @@
-"""What the recorder does in its own way: the functions of `ops.replaceable`, and the layers of Keras."""
+"""What the recorder does in its own way: the functions of `ops.overridable`, and the layers of Keras."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.layers.attention_ops import HIDDEN, Projection, seen_from
+from keras_transformer.layers.attention_ops import HIDDEN, Projection, causal_cache_mask
 from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
@@ -26,7 +26,7 @@ def product(r: Recorder, x: Recorded, weight: object, bias: object = None, trans
     return r.view(made, [*x.sizes[:-1], made.sizes[-1]])
 
 
-def rows(r: Recorder, table: object, ids: Recorded) -> Recorded:
+def embedding_lookup(r: Recorder, table: object, ids: Recorded) -> Recorded:
     """In the recorder's precision, of ids in one row."""
     r.shape(ids)
     flat = r.reshape(ids, (-1,))
@@ -124,7 +124,7 @@ def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Re
     return r.emit("Concat", cache, new, dtype=new.dtype, sizes=sizes, axis=new.ndim - 2)
 
 
-def positions_in(r: Recorder, keys: Recorded) -> Recorded:
+def cached_positions(r: Recorder, keys: Recorded) -> Recorded:
     """A position has a key of each beam that shares them; the first step's has one, and so has what was read before."""
     return positions_of(r, r.arange(r.size(keys, -2)), num_sharing(r, keys))
 
@@ -177,10 +177,10 @@ def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> R
     return last_positions(r, keys, index, size)
 
 
-def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
+def cache_mask(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
     """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
     if index.ndim:
-        return seen_from(positions, index, size)
+        return causal_cache_mask(positions, index, size)
     if r.seen is None:
         return None
     seen = r.expand_dims(r.seen, 1)
@@ -208,11 +208,12 @@ def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:
     return r.emit("GatherND", values, places, dtype=values.dtype, sizes=sizes, batch_dims=1)
 
 
-WAYS: dict[str, Callable[..., Any]] = {
+OVERRIDES: dict[str, Callable[..., Any]] = {
     way.__name__: way
     for way in (
-        product, rows, by_position, projected_heads, position_axis, first_beams, reorder_cache, empty_cache, extended,
-        positions_in, key_positions, extended_ring, ring_of, ring_positions, written, seen_softmax, gather_beams,
+        product, embedding_lookup, by_position, projected_heads, position_axis, first_beams, reorder_cache, empty_cache,
+        extended, cached_positions, key_positions, extended_ring, ring_of, ring_positions, cache_mask, seen_softmax,
+        gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 
@@ -278,7 +279,7 @@ def activated(r: Recorder, layer: Any, x: Recorded) -> Recorded:
 
 def embedding(r: Recorder, layer: keras.layers.Embedding, x: Recorded) -> Recorded:
     """The rows of its table."""
-    return r.cast(rows(r, layer.embeddings, x), r.compute_dtype)
+    return r.cast(embedding_lookup(r, layer.embeddings, x), r.compute_dtype)
 
 
 def conv_2d(r: Recorder, layer: keras.layers.Conv2D, x: Recorded) -> Recorded:
