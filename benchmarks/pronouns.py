@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from keras_transformer.decoding.attention_maps import Attention, Tokens
 
 import keras_transformer
 from benchmarks.contest import check_picture, print_head, print_row
 from keras_transformer.core.errors import RequestError, exit_status
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator

@@ -199,8 +199,8 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
 THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
-        "decoding/pipelines", "decoding/onnx_decoder", "decoding/onnx_graphs", "importing/bart_models", "importing/t5",
-        "layers/score", "models/transformer", "plots/page",
+        "decoding/attention_maps", "decoding/onnx_decoder", "decoding/onnx_graphs", "importing/bart_models",
+        "importing/t5", "layers/score", "models/transformer", "plots/page",
     )),
 }  # fmt: skip
 

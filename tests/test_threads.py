@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from PIL import Image
 
 import keras_transformer as package
@@ -26,8 +25,8 @@ from keras_transformer.core import errors
 from keras_transformer.core.lazy import tf
 from keras_transformer.decoding import onnx_decoder, onnx_graphs
 from keras_transformer.decoding.computations import Fills, LabelProbs
-from keras_transformer.decoding.keras_decoder import full_float32
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.tasks.classification.pipeline import classifier_of
@@ -147,29 +146,14 @@ def test_the_cache_of_one_text_says_nothing_of_another(on_onnx):
             np.testing.assert_allclose(values, others, atol=1e-6)
 
 
-def test_the_last_thread_that_needs_all_bits_restores_tensor_float_32():
-    switch = tf.config.experimental
-    before = switch.tensor_float_32_execution_enabled()
-    for wanted in (True, False):
-        switch.enable_tensor_float_32_execution(wanted)
-        one, other = full_float32(), full_float32()
-        one.__enter__()
-        other.__enter__()
-        one.__exit__(None, None, None)
-        assert not switch.tensor_float_32_execution_enabled()
-        other.__exit__(None, None, None)
-        assert switch.tensor_float_32_execution_enabled() == wanted
-    switch.enable_tensor_float_32_execution(before)
-
-
 def test_sessions_are_opened_once_whoever_asks_and_a_search_on_a_gpu_leaves_the_threads_to_others(on_onnx, monkeypatch):
     """A decoder of a large graph divides its threads among batches when it first gets several."""
+    other, texts = on_onnx("translation"), [text(place) for place in range(COUNT)]
+    expected = [other.translate(texts[0]), other.translate(texts)] * (COUNT // 2)  # its sessions are opened before
     monkeypatch.setattr(onnx_decoder, "LARGE_BYTES", 1)
     monkeypatch.setattr(onnx_decoder, "open_session", opened := Mock(side_effect=onnx_graphs.open_session))
-    other, texts = on_onnx("translation"), [text(place) for place in range(COUNT)]
     shared = package.Translator(OnnxDecoder(other.decoder.graphs, 4), *other.tokenizers)
-    found = together(lambda place: shared.translate(texts if place % 2 else texts[0]))
-    assert found == [other.translate(texts), other.translate(texts[0])][::-1] * (COUNT // 2)
+    assert together(lambda place: shared.translate(texts if place % 2 else texts[0])) == expected
     assert all(opened.mock_calls.count(one) == 1 for one in opened.mock_calls)
     monkeypatch.setattr(OnnxDecoder, "_searching", lambda _: "advance")
     assert [*shared.decoder.decode_all([], shared.search_options())] == [] and shared.decoder.num_parallel == 4

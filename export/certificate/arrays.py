@@ -117,7 +117,7 @@ class ExpectedArrays(Expected):
             vector=distance(row["vector"], seen.vector),
         )
 
-    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[str] | list[int], list[float]]]:
+    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[Sequence[str | int], list[float]]]:
         """The choices of an artefact and their probabilities, the likeliest first; for each place if there are many."""
         if "probabilities" not in row:
             return []

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from keras_transformer.core.files import user_cache, write_text
 from keras_transformer.core.schema import Allowed, Mismatch, having, list_of, object_of, of_type, read_json, whole
 from keras_transformer.runs.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import MAX_OWN_BEAMS, SearchOptions, longest, penalty
+from keras_transformer.spec.search_options import MAX_OWN_BEAMS, Decoding, SearchOptions, longest, penalty
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.sentences import Ids
-from keras_transformer.text.tokenizer import END, PAD
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
 NUM_PROBES = 4
 NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chosen
@@ -37,6 +37,9 @@ INT32 = whole(-(2**31), 2**31 - 1)
 PROBES = object_of({}, {"probes": list_of(object, 0, NUM_PROBES), "entries": list_of(object)}, others=object)
 MEASURED = having(versions=object_of({}, others=str), provider=str, device_name=str)
 ENTRY = having(name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED))
+
+
+Read = TypeVar("Read")  # what a file has of a probe
 
 
 class Answer(NamedTuple):
@@ -54,7 +57,7 @@ class Probe(NamedTuple):
 
     @classmethod
     def read(cls, probe: object, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> Probe:
-        """A probe from a file, trusted or not.
+        """Reads a probe from a file, trusted or not.
 
         Args:
             probe: what the file has.
@@ -84,7 +87,7 @@ class ComputedProbe(NamedTuple):
 
     @classmethod
     def read(cls, probe: object) -> ComputedProbe:
-        """A probe from a file; it raises as `Probe.read` does."""
+        """Reads a probe from a file; it raises as `Probe.read` does."""
         found = having(inputs=list_of(object, 1, 2), outputs=list_of(object, 1, 2)).checked(probe)
         inputs = [_array(each, "inputs", INT32).astype("int32") for each in found["inputs"]]
         outputs = [_array(each, "outputs", float) for each in found["outputs"]]
@@ -93,12 +96,12 @@ class ComputedProbe(NamedTuple):
         return cls(inputs, outputs)
 
     def as_json(self) -> Config:
-        """What a file keeps of it."""
+        """Returns what a file keeps of it."""
         return {name: [array.tolist() for array in arrays] for name, arrays in self._asdict().items()}
 
 
 def _array(value: object, place: str, each: Allowed) -> np.ndarray:
-    """The array of numbers in lists within lists.
+    """Returns the array of the numbers in lists within lists.
 
     Raises:
         ValueError: a list has another length than its neighbours, or none, or something in it is no such number.
@@ -125,78 +128,77 @@ class Differs(Exception):
 
     @classmethod
     def at(cls, number: int, expected: Answer, received: Answer) -> Differs:
-        """The error for a probe, which is counted from 1."""
+        """Makes the error for a probe, which is counted from 1."""
         told = (f"{ids!s:.60} with log P {log_prob:.4f}" for ids, log_prob in (expected, received))
         return cls(f"probe {number}: expected {next(told)}; received {next(told)}")
 
 
-def chosen_probes(translator: Any, sentences: Iterable[str], options: Any) -> list[Probe]:
-    """The probes of a translator: its shortest sentences whose best translation leads by most.
+def chosen_probes(translator: Any, sentences: Iterable[str], options: Decoding | SearchOptions) -> list[Probe]:
+    """Chooses the probes of a translator: its shortest sentences whose best translation leads by most.
 
     A low precision, too, gives such a translation. Of greedy search these are the likeliest ones.
 
     Args:
-        translator: with its Keras model.
+        translator: a `Translator` with its Keras model.
         sentences: some of its source language; where few of them are short, texts of common pieces join them.
         options: `num_beams`, `length_penalty` and `max_length` of the search, as `SearchOptions` has them.
 
     Raises:
         JobError: the model's weights hold NaN or infinity.
     """
-    sources = short(translator, sentences)
+    tokenizer, tags = translator.source_tokenizer, translator.direction.source
+    most = min(MOST_PIECES, translator.max_source_length)
+    sources = shortest_sources(tokenizer, tags, most, sentences)
     if len(sources) < NUM_CANDIDATES:
-        sources = [*dict.fromkeys([*sources, *short(translator, made_sentences(translator))])]
+        made = shortest_sources(tokenizer, tags, most, made_sentences(tokenizer))
+        sources = [*dict.fromkeys([*sources, *made])]
     search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
     found = zip(sources, translator.search_ids(sources, search), strict=True)
     return by_largest_margin(
-        (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))
+        (
+            best.score - (others[0].score if others else 0.0),
+            Probe([*ids, END], [Answer(list(one.ids), one.log_prob) for one in (best, *others)]),
+        )
         for ids, [best, *others] in found
     )
 
 
-def answers_of(hypotheses: Iterable[Any]) -> list[Answer]:
-    """Hypotheses with `ids` and `log_prob` as answers."""
-    return [Answer(list(one.ids), one.log_prob) for one in hypotheses]
-
-
 def by_largest_margin(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
-    """The probes with the widest gaps between their best and their second best score."""
+    """Returns the probes with the widest gaps between their best and their second best score."""
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 
 
-def short(translator: Any, sentences: Iterable[str]) -> list[tuple[int, ...]]:
-    """The pieces of the shortest sentences, each once; none with more pieces than a probe has."""
+def shortest_sources(tokenizer: Tokenizer, tags: Ids, most: int, sentences: Iterable[str]) -> list[tuple[int, ...]]:
+    """Returns the pieces of the shortest sentences behind tags, each once; none of more than `most` pieces."""
     texts = [text for text in sentences if not is_blank(text)]
-    tags = translator.direction.source
-    sources = dict.fromkeys((*tags, *ids) for ids in translator.source_tokenizer.encode(texts) if ids)
-    most = min(MOST_PIECES, translator.max_source_length)
+    sources = dict.fromkeys((*tags, *ids) for ids in tokenizer.encode(texts) if ids)
     return sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
 
 
-def made_sentences(translator: Any) -> list[str]:
-    """Texts of one to six common pieces, always the same."""
+def made_sentences(tokenizer: Tokenizer) -> list[str]:
+    """Makes texts of one to six common pieces, always the same."""
     generator = np.random.default_rng(1)
-    most = min(MOST_COMMON, translator.source_tokenizer.vocabulary_size)
+    most = min(MOST_COMMON, tokenizer.vocabulary_size)
     rows = [generator.integers(END + 1, most, 1 + number % 6).tolist() for number in range(2 * NUM_CANDIDATES)]
-    return translator.source_tokenizer.decode(rows)
+    return tokenizer.decode(rows)
 
 
 def as_json(probes: Sequence[Probe]) -> list[Config]:
-    """What JSON files keep under "probes"."""
+    """Returns what JSON files keep under "probes"."""
     return [
         {"source_ids": one.source_ids, "hypotheses": [hypothesis._asdict() for hypothesis in one.hypotheses]}
         for one in probes
     ]
 
 
-class ProbesFile(NamedTuple):
+class ProbesFile(NamedTuple, Generic[Read]):
     """What a certificate, or a file beside a graph, says: its JSON, and the probes in it; no probes without a file."""
 
     content: Config
-    probes: list[Any]
+    probes: list[Read]
 
     @classmethod
-    def read(cls, path: Path, read: Callable[[Any], Any]) -> ProbesFile:
+    def read(cls, path: Path, read: Callable[[object], Read]) -> ProbesFile[Read]:
         """Reads a file, trusted or not.
 
         Args:
@@ -218,13 +220,13 @@ class ProbesFile(NamedTuple):
             ) from error
 
     def certifies(self, name: str, num_bytes: int, runtime: Runtime) -> bool:
-        """Whether it is a certificate by which the files of this name and size hold on this very runtime."""
+        """Tells whether it is a certificate by which the files of this name and size hold on this very runtime."""
         told = map(_told, self.content.get("entries", []))
         return bool(runtime.device_name) and (name, num_bytes, True, runtime) in told
 
 
 def _told(entry: Any) -> tuple[str, int, bool, Runtime] | None:
-    """What an entry of a certificate tells: files, whether they hold, and on what; None of one that did not run."""
+    """Returns what an entry of a certificate says: files, size, verdict, runtime; None if the check did not run."""
     try:
         measured = ENTRY.checked(entry)["judgement"]["measured"]
     except Mismatch:
@@ -297,12 +299,12 @@ def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precisio
 
 
 def score(answer: Answer, length_penalty: float) -> float:
-    """By what a search ranks an answer."""
+    """Returns the length-normalised score of an answer, by which a search ranks."""
     return answer.log_prob / penalty(len(answer.ids), length_penalty)
 
 
-def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Callable[[], None]) -> None:
-    """Runs a check of graphs, unless a certificate or an earlier check says that they hold on this runtime.
+def check_once(file: ProbesFile[Read], paths: Sequence[Path], runtime: Runtime, compare: Callable[[], None]) -> None:
+    """Checks graphs, unless a certificate or an earlier check says that they hold on this runtime.
 
     Args:
         file: the probes, and the certificate if it is one.
@@ -344,7 +346,8 @@ def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Cal
 
 
 def device_name(provider: str) -> str:
-    """The model of the processor or of the first GPU on which a provider of ONNX Runtime runs; "" if nobody tells."""
+    """Returns the model of the processor, or of the first GPU, on which a provider of ONNX Runtime runs; "" if nobody
+    tells."""
     if provider == "CUDAExecutionProvider":
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", first]

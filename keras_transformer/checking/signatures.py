@@ -1,4 +1,4 @@
-"""What artefacts take and give, and the functions that are traced and recorded: the base of all tasks.
+"""What artefacts take and give, and what the model answers, with which they are compared: the bases of all tasks.
 
 Letters in shapes: B texts, S ids of a text, L of what is emitted, n hypotheses, C labels, I items and F pieces that are
 listed, D width. B may be 0. Outputs have at least one S, and at most as many as the model reads.
@@ -6,23 +6,26 @@ listed, D width. B may be 0. Outputs have at least one S, and at most as many as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from keras_transformer import ops
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, long_texts, odd_texts
-from keras_transformer.checking.signatures import ReferenceOutputs, ReferenceSearch
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import LABELS, RunConfig, RunFolder
+from keras_transformer.search.loop import Cache, Step
 from keras_transformer.spec.search_options import Decoding, longest
-from keras_transformer.text.lines import read_lines
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+from keras_transformer.text.lines import is_blank, read_lines
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -33,6 +36,10 @@ BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 ONE_LINE = (LINE_BREAKS, " ")
 NUM_FILLS = 5  # pieces of a place that are listed
 NUM_ITEMS = 20  # that are listed
+MOST_STORED = 40  # choices of a text, where the model is not there
+DIVISIONS = 8  # how many ways to divide a text into pieces are compared with what an artefact chose
+Ids = tuple[int, ...]
+Choice = str | int  # a label, an item, or the id of a piece
 Outputs = dict[str, Tensor]
 Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
@@ -45,20 +52,20 @@ def valid_ids(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
 
 
 def known_ids(ids: Tensor, vocabulary_size: int) -> Tensor:
-    """Ids (B, S), without pad in front of them; those that the vocabulary lacks are replaced by unknown."""
+    """Removes pad in front of ids (B, S), and replaces those that the vocabulary lacks by unknown."""
     begun = ops.cumsum(ops.cast(ids != PAD, "int32"), axis=1)  # (B, S) 0 in front of the first id
     ids = rows_from(ids, ops.sum(ops.cast(begun == 0, "int32"), axis=1))
     return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
 
 
 def with_a_column(ids: Tensor) -> Tensor:
-    """Ids (B, S); where S is 0, one column of pad, because not all operators take no numbers."""
+    """Gives ids (B, 0) a column of pad, because not all operators take no numbers; others (B, S) stay."""
     batch_size, width = ops.shape(ids)
     return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
 def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
-    """Rows (B, S) from their starts (B,) on, then pad."""
+    """Shifts rows (B, S) to the left: each begins with its start (B,), and ends with pad."""
     width = ops.shape(ids)[1]
     places = ops.arange(width, dtype="int32") + starts[:, None]
     rows = ops.take_along_axis(ids, ops.minimum(places, width - 1), axis=1)
@@ -66,31 +73,31 @@ def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
 
 
 def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
-    """(B,) The most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
+    """Returns (B,) the most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, longest(lengths), 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
 
 
 def longest_of(lengths: Tensor) -> Tensor:
-    """The largest of lengths (B,) int32, at least 1; also of none."""
+    """Returns the largest of lengths (B,) int32, at least 1; also of none."""
     return ops.max(ops.concatenate([lengths, ops.ones((1,), "int32")], axis=0))
 
 
-def with_end(pieces: Any) -> Tensor:
-    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the end id, padded."""
+def with_end(pieces: Tensor) -> Tensor:
+    """Pads a tokenizer's ragged ids (B, pieces) to ids (B, S), with the end id."""
     ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
     end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
     return tf.where(end, END, ids)
 
 
-def between_ends(pieces: object) -> Tensor:
-    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the start id and the end id, padded."""
+def between_ends(pieces: Tensor) -> Tensor:
+    """Pads a tokenizer's ragged ids (B, pieces) to ids (B, S), with the start id and the end id."""
     return tf.pad(with_end(pieces), [[0, 0], [1, 0]], constant_values=START)
 
 
-def pieces_of(ids: Tensor) -> Any:
-    """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
+def pieces_of(ids: Tensor) -> Tensor:
+    """Returns emitted ids (rows, L) as ragged ids for a tokenizer, without end and pad."""
     is_piece = (ids != PAD) & (ids != START) & (ids != END)
     lengths = tf.reduce_sum(
         tf.cast(is_piece, tf.int32), axis=1
@@ -107,6 +114,138 @@ class Output(NamedTuple):
 
 
 IDS, TEXT, SCORE, VECTOR = Output("int32", "L"), Output("text"), Output("float32"), Output("float32", "D")
+
+
+class ReferenceAnswer(NamedTuple):
+    """A hypothesis of the model."""
+
+    ids: Ids  # with its end, unless it was cut
+    text: str
+    score: float
+
+
+class SearchStart(NamedTuple):
+    """A search for one text that has not taken a step.
+
+    Args:
+        step, cache: the step and cache of the model.
+        prompt_length: how many positions a prompt has that stands before what is emitted.
+    """
+
+    step: Step
+    cache: Cache
+    prompt_length: int = 0
+
+
+class Vocabularies:
+    """From text to ids and back, as the model's own pipeline does it.
+
+    Args:
+        signature: what the model's artefacts take and give.
+        source, target: the vocabularies of what is read and of what is written.
+    """
+
+    def __init__(self, signature: type[Signature], source: Tokenizer, target: Tokenizer):
+        self.source, self.target = source, target
+        self.signature = signature
+
+    def read(self, text: str) -> list[int]:
+        """Returns the pieces of a text that the model reads."""
+        if self.signature.empties_blank and is_blank(text):
+            return []
+        return self.source.encode([text])[0] if self.signature.is_one_line else self.source.encode_text(text)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids that the model writes."""
+        return self.target.decode([ids])[0] if self.signature.is_one_line else self.target.decode_text(ids)
+
+    def written(self, text: str) -> Iterator[list[int]]:
+        """Returns the ids with which the model may have written a text, without an end."""
+        yield self.target.encode([text])[0] if self.signature.is_one_line else self.target.encode_text(text)
+        yield from self.target.divisions(text, DIVISIONS)
+
+
+class ReferenceSearch(ABC):
+    """What a model that searches answers to texts, each by its place."""
+
+    vocabularies: Vocabularies
+    num_control_ids: int
+    context = 0  # a language model's
+    beginning: Sequence[int] = ()  # the ids with which each answer begins
+    has_model = True  # whether any answer can be scored
+
+    @abstractmethod
+    def hypotheses(self) -> list[list[ReferenceAnswer]]:
+        """Returns the hypotheses of each text, the best first."""
+
+    @abstractmethod
+    def pieces(self, place: int) -> list[int]:
+        """Returns the ids of a text as its tokenizer cuts it, without tags."""
+
+    @abstractmethod
+    def given(self, place: int) -> list[int]:
+        """Returns what an artefact of ids is given."""
+
+    @abstractmethod
+    def read(self, place: int) -> list[int]:
+        """Returns what the model reads of it."""
+
+    @abstractmethod
+    def limit(self, place: int) -> int:
+        """Returns the most ids to emit."""
+
+    @abstractmethod
+    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
+        """Returns log P of these ids as answers to the texts at these places; NaN if nobody can say."""
+
+    @abstractmethod
+    def search_start(self, place: int) -> SearchStart | None:
+        """Returns the search for a text before its first step; None if the model is not there."""
+
+
+class Ranking(NamedTuple):
+    """How probable the model finds the labels, the pieces of a place, or the items.
+
+    Args:
+        probabilities: that of each choice, the best first.
+        others: the most that a choice has that is not among them.
+    """
+
+    probabilities: Mapping[Choice, float]
+    others: float = 0.0
+
+    @property
+    def best(self) -> Choice:
+        """The likeliest choice."""
+        return next(iter(self.probabilities))
+
+    def gap(self, choice: Choice, probability: float) -> float:
+        """Returns how far a probability is from the model's for this choice."""
+        if choice in self.probabilities:
+            return abs(probability - self.probabilities[choice])
+        return max(0.0, probability - self.others)
+
+    def shortened(self) -> Ranking:
+        """Returns the ranking of the best choices alone."""
+        listed = [*self.probabilities.items()]
+        others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
+        return Ranking(dict(listed[:MOST_STORED]), others)
+
+    def loss(self, choice: Choice) -> float:
+        """Returns how much less probable the model finds a choice than its best one."""
+        return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
+
+
+class ReferenceOutputs(NamedTuple):
+    """What the model gives for a text: a ranking, or one for each place; and a vector (D,)."""
+
+    rankings: list[Ranking]
+    vector: np.ndarray
+
+
+def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
+    """Ranks labels by their probabilities."""
+    return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
 
 
 class Signature:
@@ -143,13 +282,13 @@ class Signature:
         self.decoding = decoding or Decoding.of(pipeline)
         self.index_dtype = index_dtype
 
-    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
-        """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
+    def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
+        """Returns the functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
 
     @classmethod
     def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
-        """What a signature gives; one without a name is the only one of its file."""
+        """Returns what a signature gives; one without a name is the only one of its file."""
         return cls.text_outputs if takes_text else cls.ids_outputs
 
     @property
@@ -158,11 +297,11 @@ class Signature:
         return self.most_read(self.model)
 
     def item_shape(self) -> tuple[int, ...] | None:
-        """The shape of one input behind the batch; None for rows of ids, of any length."""
+        """Returns the shape of one input behind the batch; None for rows of ids, of any length."""
         return None
 
     def spec(self) -> Any:
-        """What the file that takes ids takes, for TensorFlow."""
+        """Returns TensorFlow's description of the input of the file that takes ids."""
         return tf.TensorSpec([None, *(self.item_shape() or [None])], self.input_type, name=self.takes)
 
     def opened(self, ids: Tensor) -> Tensor:
@@ -170,24 +309,24 @@ class Signature:
         return ops.pad(ids, [[0, 0], [1, 0]], constant_values=START) if self.has_start else ids
 
     def taken(self, ids: Tensor) -> Tensor:
-        """What an artefact is given → what `of_ids` takes."""
+        """Turns what an artefact is given into what `of_ids` takes."""
         return ids if self.item_shape() else with_a_column(ids)
 
     def of_ids(self, ids: Tensor) -> Outputs:
-        """What the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
+        """Returns what the file that takes ids gives for ids (B, S), padded with 0; S is at least 1."""
         raise NotImplementedError
 
-    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
-        """What the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
+    def of_pieces(self, pieces: Tensor, texts: Detokenize) -> Outputs:
+        """Returns what the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
         raise NotImplementedError
 
     def named(self, ids: Tensor) -> Outputs:
-        """What a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
+        """Returns what a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
         return self.of_ids(self.taken(ids))
 
     @classmethod
     def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
-        """What the artefacts of a run are certified on, and references; the first lines of its text.
+        """Returns what the artefacts of a run are certified on, and references; the first lines of its text.
 
         Raises:
             RequestError: the run has none.
@@ -196,7 +335,7 @@ class Signature:
 
     @classmethod
     def texts(cls, pipeline: Any, given: Sequence[Any]) -> Texts:
-        """The texts to certify on: the probes that every run of the task gets, and those that are given.
+        """Returns the texts to certify on: the probes that every run of the task gets, and those that are given.
 
         A text that a runtime's SentencePiece may read in other pieces is left out, unless it has a reference. A message
         counts the texts that are left out.
@@ -211,43 +350,43 @@ class Signature:
 
     @classmethod
     def most_read(cls, model: FamilyModel) -> int:
-        """The most pieces of a text that a model reads."""
+        """Returns the most pieces of a text that a model reads."""
         return model.context_length - 2
 
     @classmethod
     def inputs(cls, pipeline: Any, texts: Sequence[object]) -> list[Any]:
-        """What an artefact that takes ids is given for each text; of models that do not search."""
+        """Returns the input of an artefact of ids for each text; for models that do not search."""
         raise NotImplementedError
 
     @classmethod
     def reference_outputs(cls, pipeline: Any, texts: Sequence[object]) -> list[ReferenceOutputs]:
-        """What a model answers to texts that does not search."""
+        """Returns the answers of a model that does not search."""
         raise NotImplementedError
 
     @classmethod
     def reference_search(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> ReferenceSearch:
-        """What a model answers to texts that searches."""
+        """Returns the answers of a model that searches."""
         raise NotImplementedError
 
     @classmethod
     def names_in(cls, folder: RunFolder, about: Mapping[str, str]) -> list[str]:
-        """What the model of an export chooses among, see `Pipeline.names`."""
+        """Returns what the model of an export chooses among, see `Pipeline.names`."""
         return parse_json(about.get("labels", "[]"), LABELS)
 
     @classmethod
     def names_file(cls, folder: RunFolder) -> Path | None:
-        """The file of an export with the names that the model chooses among, if it has one."""
+        """Returns the file of an export with the names that the model chooses among, if it has one."""
         return None
 
     @classmethod
     def stored_texts(cls, stored: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Any]:
-        """The texts of what a certificate keeps."""
+        """Returns the texts that a certificate keeps."""
         return [one["text"] for one in stored]
 
 
 @cache
 def of_ids_alone(signature: type[Signature]) -> type[Signature]:
-    """The signature of a model whose vocabulary no runtime reads: no artefact takes its text."""
+    """Returns the signature of a model whose vocabulary no runtime reads: no artefact takes its text."""
     return type(signature.__name__, (signature,), {"text_stem": "", "__doc__": signature.__doc__})
 
 
@@ -257,7 +396,7 @@ class Searching(Signature):
     The outputs are the ids of the best hypothesis, or its text, and its score; or the texts of all and their scores.
     """
 
-    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
+    def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         return {**super().signatures(), "n_best": self.n_best}
 
     @classmethod
@@ -270,21 +409,21 @@ class Searching(Signature):
         ids, scores = self.search(ids, self.decoding.one_best())
         return {next(iter(self.ids_outputs)): ids[:, 0], "score": scores[:, 0]}
 
-    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+    def of_pieces(self, pieces: Tensor, texts: Detokenize) -> Outputs:
         ids, scores = self.search(self.ids_of(pieces), self.decoding.one_best())
         # LiteRT's detokenizer reports one text, however many it gives; `take` sets the right shape.
         best = ops.take(texts(ids[:, 0]), ops.arange(ops.shape(scores)[0]))
         return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
 
-    def n_best(self, pieces: object, texts: Detokenize) -> Outputs:
-        """The texts (B, n) and scores (B, n) of the best hypotheses."""
+    def n_best(self, pieces: Tensor, texts: Detokenize) -> Outputs:
+        """Returns the texts (B, n) and scores (B, n) of the best hypotheses."""
         ids, scores = self.search(self.ids_of(pieces), self.decoding)
         rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
         found = ops.reshape(texts(rows), ops.shape(scores)), scores
         return dict(zip(self.outputs("n_best", True), found, strict=True))
 
-    def ids_of(self, pieces: object) -> Tensor:
-        """What the search takes of ragged ids (B, pieces)."""
+    def ids_of(self, pieces: Tensor) -> Tensor:
+        """Returns what the search takes of ragged ids (B, pieces)."""
         raise NotImplementedError
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
@@ -293,13 +432,13 @@ class Searching(Signature):
 
 
 def likeliest_labels(labels: Sequence[str], probabilities: Tensor) -> Tensor:
-    """The likeliest label (B,) of probabilities (B, C)."""
+    """Returns the likeliest label (B,) of probabilities (B, C)."""
     # Keras's own `argmax` takes bits, which LiteRT cannot.
     return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))
 
 
 def first_lines(path: Path, text_of: Callable[[str], str] = str) -> list[str]:
-    """The first texts of a run's validation text that are not blank.
+    """Reads the first texts of a run's validation text that are not blank.
 
     Args:
         path: the file.

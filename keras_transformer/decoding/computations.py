@@ -1,7 +1,7 @@
-"""What a translator computes with a model: search, sampling, alignment, and the probability of a given translation.
+"""What is computed with a model, from the prefill of a cache to a search, probabilities and vectors.
 
 Each is a frozen record of its options, so equal ones are compiled once (see `keras_decoder`). Letters of the shapes are
-those of `loop`, and S source and T target pieces.
+those of `search.loop`, and S source and T target pieces.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer import ops
-from keras_transformer.decoding.computations import PromptForcing, prompt_length
 from keras_transformer.ops import Tensor
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.search.loop import Cache, Step, merge_end_ids, merge_end_labels
+from keras_transformer.search.loop import NO_HYPOTHESIS, Cache, Step, id_at, merge_end_ids, merge_end_labels
 from keras_transformer.search.sampling import sample
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import PAD
@@ -35,8 +34,8 @@ class Search:
     n_best: int
 
     def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
-        step, cache, beginning, num_prompted, index = start_of(model, source_ids, prefix_ids, self.num_beams)
+        """Finds ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
+        step, cache, beginning, length, index = prefill(model, source_ids, prefix_ids, self.num_beams)
         return beam_search(
             step,
             cache,
@@ -47,7 +46,7 @@ class Search:
             beginning,
             self.n_best,
             num_control_ids=model.num_control_ids,
-            prompt_length=num_prompted,
+            prompt_length=length,
             index=index,
         )
 
@@ -64,8 +63,8 @@ class Sampling:
     def run(
         self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
-        step, cache, beginning, _, index = start_of(model, source_ids, prefix_ids, self.num_samples)
+        """Draws ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
+        step, cache, beginning, _, index = prefill(model, source_ids, prefix_ids, self.num_samples)
         return sample(
             step,
             cache,
@@ -82,7 +81,7 @@ class Sampling:
 
 
 def search_or_sampling(options: SearchOptions) -> Search | Sampling:
-    """The search, or the drawing, that the options ask for."""
+    """Returns beam search, or sampling if the options ask for it."""
     if options.sampling:
         return Sampling(options.n_best, options.temperature, options.top_k, options.top_p)
     return Search(options.num_beams, options.length_penalty, options.n_best)
@@ -93,7 +92,7 @@ class Alignment:
     """The encoder-decoder attention from which an alignment is read."""
 
     def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor]:
-        """Weights (B, T, S): the last decoder block but one, averaged over its heads."""
+        """Returns weights (B, T, S): those of the last decoder block but one, averaged over its heads."""
         layer = max(model.decoder_layers - 2, 0)
         cross = model.attention_scores({"source_ids": source_ids, "target_ids": target_ids})["cross"]
         return (ops.mean(cross[layer], axis=1),)
@@ -101,21 +100,12 @@ class Alignment:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """The probability of given translations."""
+    """The probability of labels, as in training."""
 
-    def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """log P (B,) of the labels (B, T)."""
-        logits = model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
-        return (log_probs_of(logits, labels),)
-
-
-@dataclass(frozen=True)
-class TokenLogProbs:
-    """The probability of labels by a model of tokens, as in training."""
-
-    def run(self, model: FamilyModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """log P (B,) of the labels (B, T) of the ids (B, T)."""
-        return (log_probs_of(model({"ids": ids}, training=False), labels),)
+    def run(self, model: FamilyModel, *arrays: Tensor) -> tuple[Tensor]:
+        """Returns log P (B,) of the labels (B, T), which stand behind what the model takes."""
+        *inputs, labels = arrays
+        return (log_probs_of(model(dict(zip(model.takes, inputs, strict=True)), training=False), labels),)
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ class TextLogProbs:
     """The probability of texts by a language model. As in a search, all ids that end a text count as one."""
 
     def run(self, model: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """log P (B,) of the labels (B, T) that follow the ids (B, T)."""
+        """Returns log P (B,) of the labels (B, T) that follow the ids (B, T)."""
         logits = merge_end_ids(model({"ids": ids}, training=False), model.end_ids)
         return (log_probs_of(logits, merge_end_labels(labels, model.end_ids)),)
 
@@ -132,27 +122,9 @@ class TextLogProbs:
 class LabelProbs:
     """The probabilities of labels."""
 
-    def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
-        """(B, C) float32 for texts (B, S)."""
-        return (ops.softmax(ops.cast(model.logits_of(model.states(ids)), "float32")),)
-
-
-@dataclass(frozen=True)
-class ImageLabelProbs:
-    """The probabilities of the labels of images."""
-
-    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
-        """(B, C) float32 for images (B, S, S, channels)."""
-        return (ops.softmax(ops.cast(model({"images": images}, training=False), "float32")),)
-
-
-@dataclass(frozen=True)
-class ImageEmbedding:
-    """The vectors of images."""
-
-    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
-        """(B, D) float32 for images (B, S, S, channels)."""
-        return (ops.cast(model.states(images)[:, 0], "float32"),)
+    def run(self, model: Encoder | ImageClassifier, inputs: Tensor) -> tuple[Tensor]:
+        """Returns (B, C) float32 for texts (B, S), or for images (B, S, S, channels)."""
+        return (ops.softmax(ops.cast(model({model.takes[0]: inputs}, training=False), "float32")),)
 
 
 @dataclass(frozen=True)
@@ -162,17 +134,17 @@ class Fills:
     num_best: int
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities and ids (B, S, K) for texts (B, S), the best first."""
+        """Returns probabilities and ids (B, S, K) for texts (B, S), the best first."""
         return likeliest_pieces(model, model.logits_of(model.states(ids)), self.num_best)
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """The vectors of texts or of histories."""
+    """The vectors of texts, histories or images."""
 
-    def run(self, model: Encoder | SequenceEncoder, ids: Tensor) -> tuple[Tensor]:
-        """(B, D) float32 for ids (B, S)."""
-        return (model.embed(ids),)
+    def run(self, model: Encoder | SequenceEncoder | ImageClassifier, inputs: Tensor) -> tuple[Tensor]:
+        """Returns (B, D) float32 for ids (B, S), or for images (B, S, S, channels)."""
+        return (model.embed(inputs),)
 
 
 @dataclass(frozen=True)
@@ -180,7 +152,7 @@ class NextItemProbs:
     """The probabilities of the item that comes next."""
 
     def run(self, model: SequenceEncoder, ids: Tensor) -> tuple[Tensor]:
-        """(B, V) float32 for histories (B, T); 0 for ids that are no items."""
+        """Returns (B, V) float32 for histories (B, T); 0 for ids that are no items."""
         is_item = ops.arange(model.vocabulary_size) >= model.num_control_ids
         return (ops.softmax(ops.where(is_item, model.scores(ids), -math.inf)),)
 
@@ -190,14 +162,14 @@ class Ranks:
     """Where the item that came next stands among all items."""
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
-        """(B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
+        """Returns (B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
         from keras_transformer.metrics import ranks_of  # imports Keras
 
         return (ranks_of(targets, model.scores(ids)),)
 
 
 def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Tensor, Tensor]:
-    """Logits (B, S, V) → probabilities and ids (B, S, K) of the likeliest pieces of text, the best first."""
+    """Finds the likeliest pieces of text by logits (B, S, V): their probabilities and ids (B, S, K), the best first."""
     probs = ops.softmax(ops.cast(logits, "float32"))
     is_text = ops.arange(model.vocabulary_size) >= model.num_control_ids
     probs, pieces = ops.top_k(ops.where(is_text, probs, 0.0), min(num_best, model.vocabulary_size))
@@ -205,33 +177,90 @@ def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Ten
 
 
 def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """log P (B,) of labels (B, T) by logits (B, T, V), without padding."""
+    """Returns log P (B,) of labels (B, T) by logits (B, T, V), without padding."""
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
     log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
     return ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1)
 
 
-class Start(NamedTuple):
+class PromptForcing:
+    """Makes a language model read prompts before it goes on, whatever the search emits.
+
+    While it reads, the search can emit a placeholder alone, of the probability 1: the first id of text. So only what
+    follows a prompt counts in the score of a text, and a prompt may hold any id.
+
+    Args:
+        model: the language model.
+        first_ids: (B, 1) what stands at position 0, before the prompt.
+        prompt_ids: (B, P), padded with 0.
+    """
+
+    def __init__(self, model: FamilyModel, first_ids: Tensor, prompt_ids: Tensor):
+        self.model = model
+        self.ids = ops.concatenate([first_ids, prompt_ids], axis=1)
+
+    def init_cache(self, num_beams: int, max_length: int | Tensor) -> Cache:
+        """Returns the cache of `step` at position 0: the model's own, and the prompts."""
+        own = self.model.init_cache(self.ids, num_beams, max_length)
+        return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.ids}}
+
+    def read(self, num_beams: int, max_length: int | Tensor) -> tuple[Cache, Tensor | None]:
+        """Reads in one pass what all prompts have, but the last token of the shortest.
+
+        Returns:
+            The cache of `step` behind it, and the position that comes next. Where the model cannot read at once, the
+            cache at position 0, and None.
+        """
+        if not self.model.supports_prefill:
+            return self.init_cache(num_beams, max_length), None
+        ends = ops.cumsum(ops.cast(ops.any(self.ids == PAD, axis=0), "int32"), axis=0)  # (1 + P,) 0 in all prompts
+        count = ops.maximum(ops.sum(ops.cast(ends == 0, ops.integers())) - 1, 0)
+        cache = self.init_cache(1, max_length)
+        # At least one, which the first step writes again: LiteRT and Keras's maximum fail on tensors without numbers. A
+        # cache that grows cannot hold one twice.
+        most = ops.maximum(count, 1) if ops.back_end() is None else count
+        _, own = self.model.step(self.ids[:, :most], _own(cache), ops.arange(most))
+        beams = ops.map_structure(lambda values: ops.repeat(values, num_beams, axis=1), own["beams"])
+        return {**cache, "beams": beams if num_beams > 1 else own["beams"]}, count
+
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+        """Takes the model's step with the ids of the prompts, as far as they go, in the place of what was emitted."""
+        ids = ops.cast(cache["sentences"]["prompt"], token_ids.dtype)
+        here, behind = id_at(ids, index), id_at(ids, index + 1)  # (B, 1)
+        logits, own = self.model.step(ops.where(here == PAD, token_ids, here), _own(cache), index)
+        placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
+        logits = ops.where((behind == PAD)[..., None], logits, ops.where(placeholder, 0.0, NO_HYPOTHESIS))
+        return logits, {**cache, "beams": own["beams"]}
+
+
+def _own(cache: Cache) -> Cache:
+    """Returns the model's own part of a cache of `PromptForcing`."""
+    return {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
+
+
+def prompt_length(prompt_ids: Tensor) -> Tensor:
+    """Counts the ids of prompts (B, P), padded with 0: (B,) int32."""
+    return ops.sum(ops.cast(prompt_ids != PAD, "int32"), axis=-1)
+
+
+class Prefill(NamedTuple):
     """What a search or sampling begins with."""
 
     step: Step
     cache: Cache
     prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
-    prompt_length: (
-        Tensor | None
-    )  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
+    prompt_length: Tensor | None  # (B,) of what is read, and not emitted: a language model reads its beginning
     position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
 
 
-def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
-    """The start over source ids (B, S) with beginnings (B, L) and K beams.
-
-    A language model has no source. It takes (B, 1) in its place, what stands before the beginnings.
+def prefill(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Prefill:
+    """Fills the cache of a search: with a source (B, S) for K beams, or with the beginnings (B, L) that a language
+    model reads. It has no source, and takes (B, 1) in its place, what stands before the beginnings.
     """
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):
         prompted = PromptForcing(model, source_ids[:, :1], prefix_ids)
         cache, index = prompted.read(num_beams, max_length)
-        return Start(prompted.step, cache, None, prompt_length(prefix_ids), index)
+        return Prefill(prompted.step, cache, None, prompt_length(prefix_ids), index)
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
-    return Start(model.step, cache, prefix_ids, None, None)
+    return Prefill(model.step, cache, prefix_ids, None, None)

@@ -1,20 +1,21 @@
-"""Decoders: the base, and how work is divided among threads and cores."""
+"""Decoders: what they find and return, their base, and how work is divided among threads and cores."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.spec.search_options import SearchOptions, penalty
-from keras_transformer.text.sentences import Arrays, Ids, Sentence, arrays_of
+from keras_transformer.text.sentences import Arrays, Ids, Sentence, arrays_of, batches_by_length
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.text.tokenizer import PAD
+from keras_transformer.text.tokenizer import END, PAD
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Ensemble, Transformer
@@ -24,8 +25,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def mapped(function: Callable[[Item], Result], items: Sequence[Item], num_threads: int) -> Iterator[Result]:
-    """The results of a function, in order, from so many threads; an error cancels what has not begun."""
+def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item], num_threads: int) -> Iterator[Result]:
+    """Yields the results of a function, in order, from so many threads; an error cancels what has not begun."""
     if min(num_threads, len(items)) <= 1:
         yield from map(function, items)
         return
@@ -36,8 +37,8 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item], num_thread
         pool.shutdown(cancel_futures=True)
 
 
-def divided(batches: Sequence[list[Item]], count: int) -> list[list[Item]]:
-    """The batches, of which the largest are halved until there are `count`, if there are so many items."""
+def split_batches(batches: Sequence[list[Item]], count: int) -> list[list[Item]]:
+    """Halves the largest batches until there are `count`, if there are so many items."""
     batches = [batch for batch in batches if batch]
     while len(batches) < count and max(map(len, batches), default=0) > 1:
         place = max(range(len(batches)), key=lambda place: len(batches[place]))
@@ -59,6 +60,73 @@ class Emitted(NamedTuple):
     sentence: Sentence
     ids: Ids  # the end included
     score: float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation.
+
+    Args:
+        text: the translation, always one line.
+        score: log P(y) / ((5 + |y|) / 6)^α, by which a search ranks its hypotheses.
+        log_prob: log P(y), the natural logarithm of the model's probability.
+        ids: the pieces that were emitted. The last is the end id, unless the translation was cut at its limit.
+        alignment: empty unless `SearchOptions.alignments` is set. Otherwise one pair (source piece, target piece) for
+            each target piece but the end, both counted from 0. The source piece is the one to which the model
+            attends most when it predicts the target piece: in the encoder-decoder attention of the last decoder
+            block but one, averaged over its heads (Garg et al. 2019, arXiv 1909.02074). The end of the source
+            is never chosen.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    ids: tuple[int, ...] = (END,)
+    alignment: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """The model's probability of a given translation.
+
+    Args:
+        log_prob: log P(y), the natural logarithm.
+        num_tokens: |y| in pieces, the end included.
+    """
+
+    log_prob: float
+    num_tokens: int
+
+    def __repr__(self) -> str:
+        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-log P(y) / |y|)."""
+        return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
+
+
+def scores_of(
+    log_probs: Callable[[list[Ids], list[Ids]], Iterable[float]],
+    read: Sequence[Ids],
+    written: Sequence[Ids],
+    lengths: Sequence[int],
+    batch_size: int,
+) -> list[Score]:
+    """Returns the model's probability of what is written for each text that it reads.
+
+    Args:
+        log_probs: log P of each text of a batch.
+        read, written: ids; those that are written have an end.
+        lengths: texts of similar length are one batch.
+        batch_size: the most texts in a batch.
+    """
+    scores = [Score(0.0, 1)] * len(lengths)
+    for places in batches_by_length(lengths, batch_size):
+        found = log_probs([read[place] for place in places], [written[place] for place in places])
+        for place, log_prob in zip(places, found, strict=True):
+            scores[place] = Score(float(log_prob), len(written[place]))
+    return scores
 
 
 class Decoder(ABC):
@@ -87,11 +155,16 @@ class Decoder(ABC):
 
         Batches are divided until there is one for each thread.
         """
-        batches = divided(batches, self.num_parallel)
-        yield from mapped(lambda batch: self.decode(batch, options), batches, self.num_parallel)
+        num_parallel = self._num_parallel_for(options)
+        batches = split_batches(batches, num_parallel)
+        yield from map_in_threads(lambda batch: self.decode(batch, options), batches, num_parallel)
+
+    def _num_parallel_for(self, options: SearchOptions) -> int:
+        """Returns how many batches are decoded side by side with these options."""
+        return self.num_parallel
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
-        """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`.
+        """Decodes a batch: returns its hypotheses, those of one sentence together, in the order of `Translator.stream`.
 
         Raises:
             JobError: a sentence has none, because probabilities are not numbers.
@@ -150,15 +223,15 @@ class Decoder(ABC):
 
     @abstractmethod
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        """The best hypotheses of a batch."""
+        """Finds the best hypotheses of a batch."""
 
     @abstractmethod
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """ids (B, K, L) and log P (B, K) of random hypotheses; `uniforms` (B, K, L) in [0, 1) decide each draw."""
+        """Draws hypotheses by `uniforms` (B, K, L) in [0, 1): their ids (B, K, L) and log P (B, K)."""
 
     @abstractmethod
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
-        """The alignment of each hypothesis, as `Hypothesis` describes it.
+        """Aligns each hypothesis, as `Hypothesis` describes it.
 
         Raises:
             RequestError: the model does not tell its attention.
@@ -166,7 +239,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        """log P (B,) of each target as it is given; the end counts only where the ids include it.
+        """Returns log P (B,) of each target as it is given; the end counts only where the ids include it.
 
         Args:
             sources: the pieces of each source, without an end.

@@ -17,6 +17,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.lazy import tf
 from keras_transformer.decoding.computations import Alignment, LogProbs, search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
+from keras_transformer.models.base import FamilyModel
 from keras_transformer.models.transformer import Ensemble, Transformer
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.search_options import SearchOptions, longest
@@ -40,13 +41,13 @@ class Computation(Hashable, Protocol):
 class CompiledComputations:
     """Runs computations of one model and keeps what was compiled. Threads may share it."""
 
-    def __init__(self, model: Transformer | Ensemble):
+    def __init__(self, model: FamilyModel | Ensemble):
         self.model = model
         self._compiled: dict[Computation, Compiled] = {}
         self._compiling = threading.Lock()
 
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The results (B, ...) of arrays (B, ...); the first call compiles the computation."""
+        """Returns the results (B, ...) of arrays (B, ...); the first call compiles the computation."""
         with self._compiling:  # other threads wait for what one compiles
             if computation not in self._compiled:
                 self._compiled[computation] = compiled(computation, self.model, arrays)
@@ -55,7 +56,7 @@ class CompiledComputations:
             return [ops.convert_to_numpy(result) for result in results]
 
     def of_one_stream(self) -> CompiledComputations:
-        """As `OnnxComputations` has it: what is compiled is for all."""
+        """Returns itself, unlike `OnnxComputations`: what is compiled is for all streams."""
         return self
 
 
@@ -65,7 +66,7 @@ _befores: list[bool] = []  # what each thread that needs all bits found, the fir
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Products of float32 keep all bits within. By default TensorFlow and JAX round them to TF32 on a GPU, to 11 bits,
+    """Keeps all bits in products of float32. By default TensorFlow and JAX round them to TF32 on a GPU, to 11 bits,
     and exported graphs, which do not, would give other scores."""
     if keras.config.backend() == "tensorflow":
         switch = tf.config.experimental
@@ -86,8 +87,8 @@ def full_float32() -> Iterator[None]:
         yield  # PyTorch's default
 
 
-def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Sequence[np.ndarray]) -> Compiled:
-    """The computation for arrays like these, compiled for the backend; PyTorch runs it as it is."""
+def compiled(computation: Computation, model: FamilyModel | Ensemble, arrays: Sequence[np.ndarray]) -> Compiled:
+    """Compiles the computation for arrays like these, as the backend does it; PyTorch runs it as it is."""
 
     def compute(*arrays: Tensor) -> Sequence[Tensor]:
         return computation.run(model, *arrays)
@@ -100,14 +101,14 @@ def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Se
 
 
 def traced(compute: Compiled, arrays: Sequence[np.ndarray]) -> Compiled:
-    """One TensorFlow graph for arrays of these ranks and types, of all sizes."""
+    """Traces one TensorFlow graph for arrays of these ranks and types, of all sizes."""
     signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
     # Concrete: TensorFlow takes the graphs of other computations for retracings of this one, and would warn of them.
     return tf.function(compute, input_signature=signature, autograph=False).get_concrete_function()
 
 
-def jitted(compute: Compiled, model: Transformer | Ensemble) -> Compiled:
-    """The function compiled by JAX. JAX compiles anew for every size, so arrays are padded to few sizes."""
+def jitted(compute: Compiled, model: FamilyModel | Ensemble) -> Compiled:
+    """Compiles the function by JAX. JAX compiles anew for every size, so arrays are padded to few sizes."""
     import jax
 
     @jax.jit

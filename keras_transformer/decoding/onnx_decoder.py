@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, once
+from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile, check, check_once
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
@@ -32,7 +32,7 @@ MODEL = having(**dict.fromkeys(SIZES, SIZE), source_vocabulary_size=or_null(SIZE
 FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
-# What is checked together, under the name of the graph that is run most.
+# The graphs whose answers are checked together, by the name of the one that is run most.
 CHECKED = {"translate": ("translate",), "step": ("encoder", "step")}
 
 
@@ -103,7 +103,7 @@ class OnnxDecoder(Decoder):
         return Found(*self._by_halves(arrays, options))
 
     def serves(self, options: SearchOptions) -> bool:
-        """Whether the search inside the translator is the one that the options describe."""
+        """Tells whether the search inside the translator is the one that the options describe."""
         if self.graphs.translate is None:
             return False
         baked = self.metadata["decoding"]
@@ -114,7 +114,7 @@ class OnnxDecoder(Decoder):
         )  # fmt: skip
 
     def _begins_as(self, prefix_ids: np.ndarray) -> bool:
-        """Whether translations are to begin as the search inside the translator makes them begin, and go on freely."""
+        """Tells whether translations are to begin as the graph makes them begin, and go on freely."""
         if self._takes_prefix():
             return True
         own = np.array(self.beginning, prefix_ids.dtype)
@@ -126,7 +126,7 @@ class OnnxDecoder(Decoder):
         return any(given.name == "prefix_ids" for given in self._session("translate").get_inputs())
 
     def _feeds(self, source_ids: np.ndarray, prefix_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What the translator takes."""
+        """Returns the inputs of the translator."""
         prefix = {"prefix_ids": prefix_ids.astype("int32")} if self._takes_prefix() else {}
         return {"source_ids": source_ids, **prefix}
 
@@ -139,7 +139,7 @@ class OnnxDecoder(Decoder):
     def _by_halves(
         self, arrays: Arrays, options: SearchOptions, *uniforms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What a search in NumPy finds, or sampling draws."""
+        """Searches or samples in NumPy, with the encoder and the step as graphs."""
         self._require_checked("step")
         with ops.on(ops.NUMPY):
             return search_or_sampling(options).run(self._halves, *arrays, *uniforms)
@@ -171,7 +171,7 @@ class OnnxDecoder(Decoder):
         return totals
 
     def _session(self, name: str) -> Any:
-        """The session of a graph, opened when it is first used."""
+        """Returns the session of a graph, and opens it when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:
             raise RequestError(
@@ -209,10 +209,10 @@ class OnnxDecoder(Decoder):
             answers = self._searched(file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
-        once(file, paths, runtime, compare)
+        check_once(file, paths, runtime, compare)
 
     def _searched(self, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
-        """What a search finds for each probe, the best first, and then its list if it has one."""
+        """Searches for each probe: returns the best answer, and then the list if the graph has one."""
         width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
         source_ids = padded([probe.source_ids for probe in probes], width)
         names = [*BEST, *(N_BEST if self._has_list() else [])]
@@ -226,7 +226,7 @@ class OnnxDecoder(Decoder):
         return [[answer(row, float(score), length_penalty) for row, score in pairs] for pairs in rows]
 
     def _forced(self, probes: Sequence[Probe]) -> list[list[Answer]]:
-        """The model's best hypothesis of each probe, with log P by the two halves."""
+        """Returns the model's best hypothesis of each probe, with log P by the two halves."""
         ids = [probe.hypotheses[0].ids for probe in probes]
         log_probs = self.log_probs([probe.source_ids[:-1] for probe in probes], ids)
         return [[Answer(row, float(log_prob))] for row, log_prob in zip(ids, log_probs, strict=True)]
@@ -248,6 +248,6 @@ class OnnxDecoder(Decoder):
 
 
 def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:
-    """The ids of a row without pad, and log P by its score."""
+    """Makes an answer of the ids of a row and of its score."""
     ids = [int(id) for id in row if id != PAD]
     return Answer(ids, score * penalty(len(ids), length_penalty))

@@ -1,12 +1,9 @@
-"""The base of what a user holds of a run, and what it returns: hypotheses, scores, attentions, vectors of pieces."""
+"""What a user holds of a run: a pipeline around its model, the base of all tasks; or the vectors of its pieces."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +12,7 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.decoding.attention_maps import Attention
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.runs.run_folder import (
     RunConfig,
@@ -29,210 +27,21 @@ from keras_transformer.runs.run_folder import (
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.text.lines import string_of
-from keras_transformer.text.sentences import Ids, batches_by_length, padded
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
 
 
-class Tokens(NamedTuple):
-    """The tokens of a text.
-
-    Args:
-        labels: what each token is called.
-        words: for each token the number of its word, from 0. Tokens of a word stand side by side.
-    """
-
-    labels: tuple[str, ...]
-    words: tuple[int, ...]
-
-    @classmethod
-    def of_pieces(cls, pieces: Iterable[str]) -> Tokens:
-        """Pieces of a vocabulary. A word begins with a space, so a script without spaces has words of many pieces."""
-        labels = tuple(pieces)
-        alone = {CONTROL_PIECES[START], CONTROL_PIECES[END], LINE_BREAK}
-        begins = [
-            place == 0 or piece.startswith(SPACE) or not alone.isdisjoint((piece, labels[place - 1]))
-            for place, piece in enumerate(labels)
-        ]
-        return cls(labels, tuple((np.cumsum(begins, dtype=int) - 1).tolist()))
-
-    @classmethod
-    def of_whole(cls, labels: Iterable[str]) -> Tokens:
-        """Tokens that are words by themselves, such as the items of a history."""
-        labels = tuple(labels)
-        return cls(labels, tuple(range(len(labels))))
-
-    def joined(self) -> Tokens:
-        """The words."""
-        words = [""] * (self.words[-1] + 1 if self.words else 0)
-        for label, word in zip(self.labels, self.words, strict=True):
-            words[word] += label
-        return Tokens.of_whole(word.removeprefix(SPACE) or word for word in words)
-
-    def place_of(self, word: str) -> int:
-        """The place, from 0, of the first token that is a word: as it stands, or between signs, as in `tired.`.
-
-        Raises:
-            RequestError: no token is this word.
-        """
-        plain = [label.removeprefix(SPACE) for label in self.labels]
-        bare = [re.sub(r"^\W+|\W+$", "", label) for label in plain]
-        parts = [word if word in re.split(r"\W+", label) else "" for label in plain]
-        for names in (plain, bare, parts):
-            if word in names:
-                return names.index(word)
-        raise RequestError(f"expected one of the words {' '.join(plain)}; received: {word}")
-
-
-class Attention(NamedTuple):
-    """One of a model's attentions: how much each query looks at each key.
-
-    Args:
-        queries: T tokens, those that look.
-        keys: S tokens, those that are looked at.
-        scores: (layers, heads, T, S) float32. A row sums to 1, or to 0 where a query sees no key.
-    """
-
-    queries: Tokens
-    keys: Tokens
-    scores: np.ndarray
-
-    def joined(self) -> Attention:
-        """The attention between words: a word's keys are added up, its queries are averaged.
-
-        Reference: Clark et al. 2019, "What Does BERT Look At?" (arXiv 1906.04341), section 4.1.
-        """
-        by_key = np.add.reduceat(self.scores, _starts(self.keys), axis=3)
-        by_word = np.add.reduceat(by_key, _starts(self.queries), axis=2)
-        by_word /= np.bincount(self.queries.words)[:, None]
-        return Attention(self.queries.joined(), self.keys.joined(), by_word.astype("float32"))
-
-    def mean_distances(self) -> np.ndarray:
-        """How far each head looks, (layers, heads), in tokens: near-sighted heads have small numbers.
-
-        It has a meaning only in self-attention, where queries and keys are places of the same text.
-        """
-        distances = np.abs(np.arange(len(self.queries.labels))[:, None] - np.arange(len(self.keys.labels)))
-        return (self.scores * distances).sum((2, 3)) / np.maximum(self.scores.sum((2, 3)), 1e-9)
-
-
-def translation_attention(
-    model: FamilyModel, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
-) -> dict[str, Attention]:
-    """The attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
-    encoded, read, written = [*source, END], [START, *target], [*target, END]
-    sources, reads, writes = (
-        Tokens.of_pieces(tokenizer.pieces(ids))
-        for tokenizer, ids in zip((tokenizers[0], tokenizers[1], tokenizers[1]), (encoded, read, written), strict=True)
-    )
-    inputs = {"source_ids": padded([encoded]), "target_ids": padded([read])}
-    return attention_of(
-        model, inputs, {"encoder": (sources, sources), "decoder": (reads, reads), "cross": (writes, sources)}
-    )
-
-
-def text_attention(model: FamilyModel, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
-    """The attention of a model of one stack for a text in pieces."""
-    tokens = Tokens.of_pieces(tokenizer.pieces(ids))
-    return attention_of(model, {"ids": padded([ids])}, {"self": (tokens, tokens)})
-
-
-def attention_of(
-    model: FamilyModel, inputs: Mapping[str, np.ndarray], tokens: Mapping[str, tuple[Tokens, Tokens]]
-) -> dict[str, Attention]:
-    """The attentions of a model for one text.
-
-    Args:
-        model: a model of the family.
-        inputs: as its `call` takes them, a batch of one.
-        tokens: for each of its attentions the queries and the keys; for the only one of a stack under "self".
-    """
-    scores = model.attention_scores({name: ops.convert_to_tensor(array) for name, array in inputs.items()})
-    by_name = scores if isinstance(scores, dict) else {"self": scores}
-    arrays = {name: ops.convert_to_numpy(ops.cast(one, "float32"))[:, 0] for name, one in by_name.items()}
-    return {name: Attention(*named, arrays[name]) for name, named in tokens.items()}
-
-
-def _starts(tokens: Tokens) -> np.ndarray:
-    """The place of the first token of each word."""
-    return np.unique(tokens.words, return_index=True)[1]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation.
-
-    Args:
-        text: the translation, always one line.
-        score: log P(y) / ((5 + |y|) / 6)^α, by which a search ranks its hypotheses.
-        log_prob: log P(y), the natural logarithm of the model's probability.
-        ids: the pieces that were emitted. The last is the end id, unless the translation was cut at its limit.
-        alignment: empty unless `SearchOptions.alignments` is set. Otherwise one pair (source piece, target piece) for
-            each target piece but the end, both counted from 0. The source piece is the one to which the model
-            attends most when it predicts the target piece: in the encoder-decoder attention of the last decoder
-            block but one, averaged over its heads (Garg et al. 2019, arXiv 1909.02074). The end of the source
-            is never chosen.
-    """
-
-    text: str
-    score: float
-    log_prob: float
-    ids: tuple[int, ...] = (END,)
-    alignment: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Score:
-    """The model's probability of a given translation.
-
-    Args:
-        log_prob: log P(y), the natural logarithm.
-        num_tokens: |y| in pieces, the end included.
-    """
-
-    log_prob: float
-    num_tokens: int
-
-    def __repr__(self) -> str:
-        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-log P(y) / |y|)."""
-        return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
-
-
-def scores_of(
-    log_probs: Callable[[list[Ids], list[Ids]], Iterable[float]],
-    read: Sequence[Ids],
-    written: Sequence[Ids],
-    lengths: Sequence[int],
-    batch_size: int,
-) -> list[Score]:
-    """The model's probability of what is written for each text that it reads.
-
-    Args:
-        log_probs: log P of each text of a batch.
-        read, written: ids; those that are written have an end.
-        lengths: texts of similar length are one batch.
-        batch_size: the most texts in a batch.
-    """
-    scores = [Score(0.0, 1)] * len(lengths)
-    for places in batches_by_length(lengths, batch_size):
-        found = log_probs([read[place] for place in places], [written[place] for place in places])
-        for place, log_prob in zip(places, found, strict=True):
-            scores[place] = Score(float(log_prob), len(written[place]))
-    return scores
-
-
 class Pipeline:
-    """A model with what stands between it and the world. The house asks of it what is here; the rest is its task's."""
+    """Holds a model, and what turns texts, or what else it is asked, into its inputs, and its outputs into answers.
+
+    All tasks share what is here; the rest is the task's.
+    """
 
     model: Any
-    attention: Any  # the method that tells where the model looks: its first argument is what the model takes
+    attention: Callable[..., dict[str, Attention]]  # tells where the model looks; takes what the model takes
     takes_target = False  # whether `attention` takes a second one, what the model is to write
 
     @property
@@ -266,7 +75,7 @@ class Pipeline:
         return None
 
     def about(self) -> dict[str, str]:
-        """What an artefact says of it, beside what all artefacts say."""
+        """Returns what an artefact says of it, beside what all artefacts say."""
         return {}
 
     def save_vocabularies(self, folder: Path) -> None:
@@ -276,7 +85,7 @@ class Pipeline:
             tokenizer.save(path.with_suffix(tokenizer.suffix))
 
     def sections(self) -> Config:
-        """What a run's config.json says of it, beside what all say."""
+        """Returns what a run's config.json says of it, beside what all say."""
         return {}
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -297,7 +106,7 @@ class Pipeline:
         )
 
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        """The attentions of what a command line gives.
+        """Returns the attentions of what a command line gives.
 
         Raises:
             RequestError: the model takes no target.
@@ -337,7 +146,7 @@ class PieceVectors:
         self._text = [id for id, surface in enumerate(tokenizer.surfaces()) if surface and id != UNKNOWN]
 
     def neighbours(self, word: str, count: int = 10) -> list[Neighbour]:
-        """The pieces whose vectors are nearest to a word's by cosine, the nearest first, without the word itself.
+        """Finds the pieces whose vectors are nearest to a word's by cosine, the nearest first, without the word itself.
 
         Args:
             word: a word that is one piece, or a piece as the vocabulary spells it.
@@ -354,7 +163,7 @@ class PieceVectors:
         return [Neighbour(self._spellings[others[place]], float(cosines[place])) for place in nearest]
 
     def id(self, word: str) -> int:
-        """The id of the piece that begins with a space and is the word, or else of the piece that is spelled so.
+        """Finds the id of the piece that begins with a space and is the word, or else of the piece that is spelled so.
 
         Raises:
             RequestError: there is none, or `word` is no string.
@@ -372,12 +181,12 @@ class PieceVectors:
 
 
 def takes_text(config: RunConfig) -> bool:
-    """Whether the model of a run's `config.json` takes text."""
+    """Tells whether the model of a run's `config.json` takes text."""
     return bool(TASKS[config.task].signature(config.sections).text_stem)
 
 
 def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
-    """The vectors of a run folder of a model of text; of a translator those of the source. Nothing in it is executed.
+    """Loads the vectors of the run of a model of text; of a translator those of the source. Nothing in it is executed.
 
     Raises:
         RequestError: the folder holds no run of a model of text, no model yet, or a file is damaged.
@@ -394,7 +203,7 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
 
 
 def decoder_of(model: Transformer | Decoder) -> Decoder:
-    """The decoder of a model, or the decoder that is given."""
+    """Returns the decoder of a model, or the decoder that is given."""
     if isinstance(model, Decoder):
         return model
     from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras

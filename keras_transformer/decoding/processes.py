@@ -1,4 +1,4 @@
-"""Decoding in processes of their own: several at once, or a job apart from this process."""
+"""Runs work in processes of their own: a decoder in several, or a job that shall not share this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from operator import attrgetter, methodcaller
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.sentences import Arrays, Ids, Sentence
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
 
 
@@ -72,15 +74,15 @@ class ProcessDecoder(Decoder):
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         return self._ask(methodcaller("log_probs", sources, targets))
 
-    def _ask(self, question: Callable[[Decoder], object]) -> Any:
-        """What the question gives for the decoder of a process."""
+    def _ask(self, question: Callable[[Decoder], Result]) -> Result:
+        """Asks the decoder of a process that is free."""
         try:
             return self._pool.submit(_answer, self._open_decoder, question).result()
         except BrokenProcessPool:
             raise JobError("a process that translates died, perhaps because memory ran out: take fewer") from None
 
 
-def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], object]) -> Any:
+def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], Result]) -> Result:
     global _decoder
     if _decoder is None:
         import_named()
@@ -89,7 +91,7 @@ def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], o
 
 
 def _depend_on_parent() -> None:
-    """The parent alone answers Ctrl-C; the process ends when the parent does, however that ends."""
+    """Leaves Ctrl-C to the parent, and ends this process when the parent ends, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -101,8 +103,8 @@ def _depend_on_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def run_in_subprocess(job: Callable[..., Result], *arguments: object) -> Result:
-    """What a job returns in a process of its own, such as one in which TensorFlow is set up in another way.
+def run_in_subprocess(job: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Runs a job in a process of its own, such as one in which TensorFlow is set up in another way.
 
     The process ends when this one stops to wait for it, for whatever reason.
 
@@ -117,7 +119,7 @@ def run_in_subprocess(job: Callable[..., Result], *arguments: object) -> Result:
     """
     context = multiprocessing.get_context("spawn")
     answers, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(answer, job, arguments))
+    process = context.Process(target=_report, args=(answer, partial(job, *arguments)))
     process.start()
     answer.close()
     try:
@@ -133,10 +135,10 @@ def run_in_subprocess(job: Callable[..., Result], *arguments: object) -> Result:
     return result
 
 
-def _report(answer: Connection, job: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _report(answer: Connection, job: Callable[[], Result]) -> None:
     _depend_on_parent()
     try:
         import_named()
-        answer.send((job(*arguments), None))
+        answer.send((job(), None))
     except TOLD as error:
         answer.send((None, error))

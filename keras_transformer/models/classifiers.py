@@ -222,6 +222,10 @@ class ImageClassifier(StackModel):
         x = self.states(self.taken(inputs)[0], training=training)[:, 0]
         return x if self.head is None else self.head(x)
 
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, S, S, channels) → one vector each, the state of the class token: (B, D) float32."""
+        return ops.cast(self.states(images)[:, 0], "float32")
+
     def pixels(self, images: Tensor) -> Tensor:
         """Scales pixels as the stem takes them: images (B, S, S, channels) → float32 of the same shape.
 

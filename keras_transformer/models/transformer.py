@@ -248,6 +248,8 @@ class Ensemble:
         ValueError: there is no model, or the sizes of the vocabularies or the numbers of control ids differ.
     """
 
+    takes = Transformer.takes
+
     def __init__(self, models: Sequence[Transformer]):
         sizes = {(one.source_vocabulary_size, one.vocabulary_size, one.num_control_ids) for one in models}
         if len(sizes) != 1:

@@ -1,4 +1,4 @@
-"""Where tokens look: as lines between words, as a picture of each head, and as a page to explore."""
+"""Shows where tokens look: as lines between words, as a picture of each head, and as a page to explore."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from keras_transformer.decoding.attention_maps import Attention, Tokens
@@ -20,12 +21,6 @@ from keras_transformer.spec.options import Config
 
 INCHES_OF_LINE = 0.26  # the height of a word's line
 SHOWN = 0.01  # the smallest score with a line
-TITLES = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "encoder-decoder attention",
-    "self": "self-attention",
-}
 INCHES_OF_TOKEN = 0.17  # the width of a token
 MARGIN = 0.9  # inches, for the names of tokens
 # For each attention its name for readers, and what its rows and its columns are.
@@ -59,7 +54,7 @@ class WordLines(NamedTuple):
 
 
 def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
-    """The queries on the left, the keys on the right, and lines from one query, the wider the larger the score.
+    """Draws lines from one query on the left to the keys on the right, the wider the larger the score.
 
     Args:
         panels: side by side, in rows.
@@ -81,9 +76,9 @@ def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> None:
+def _draw_lines(axes: Axes, panel: WordLines, most: int, families: list[str]) -> None:
     scores = panel.attention.scores[panel.layer, panel.head, panel.query]
-    style = {"family": families, "parse_math": False, "verticalalignment": "center"}
+    style: dict[str, Any] = {"family": families, "parse_math": False, "verticalalignment": "center"}
     for place, label in enumerate(panel.attention.queries.labels):
         weight = "bold" if place == panel.query else "normal"
         axes.text(-0.03, place, label, horizontalalignment="right", fontweight=weight, **style)
@@ -103,7 +98,7 @@ def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> 
 def attention_picture(
     attentions: Mapping[str, Attention], layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Figure:
-    """A heat map for each head of each attention, the darker the larger the score, from 0 to 1.
+    """Draws a heat map for each head of each attention, the darker the larger the score, from 0 to 1.
 
     Args:
         attentions: as `Translator.attention` gives them, in pieces or joined to words.
@@ -122,7 +117,7 @@ def attention_picture(
     figure = Figure((max(width for width, _ in sizes), sum(height for _, height in sizes)), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, height_ratios=[height for _, height in sizes], squeeze=False)[:, 0]
     for part, (name, rows, columns) in zip(parts, blocks, strict=True):
-        part.suptitle(TITLES.get(name, name))
+        part.suptitle(_TEXTS[name][0].lower() if name in _TEXTS else name)
         grid = part.subplots(len(rows), len(columns), squeeze=False)
         for layer, maps in zip(rows, grid, strict=True):
             for head, axes in zip(columns, maps, strict=True):
@@ -131,7 +126,7 @@ def attention_picture(
 
 
 def chosen(one: Attention, layers: Sequence[int] | None, heads: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """Layers and heads, counted from 0, of those that are given from 1; all where None are given.
+    """Counts layers and heads from 0 that are given from 1; all where None are given.
 
     Raises:
         IndexError: there is no such layer or head.
@@ -146,22 +141,22 @@ def chosen(one: Attention, layers: Sequence[int] | None, heads: Sequence[int] | 
 
 
 def _size(one: Attention, num_layers: int, num_heads: int) -> tuple[float, float]:
-    """Width and height of a block, in inches."""
+    """Returns the width and height of a block, in inches."""
     height, width = (MARGIN + INCHES_OF_TOKEN * max(4, len(tokens.labels)) for tokens in (one.queries, one.keys))
     return num_heads * width, num_layers * (height + 0.3) + 0.4
 
 
-def _draw_heads(axes: Any, one: Attention, layer: int, head: int, families: list[str]) -> None:
+def _draw_heads(axes: Axes, one: Attention, layer: int, head: int, families: list[str]) -> None:
     axes.imshow(one.scores[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     axes.set_title(f"head {layer + 1}.{head + 1}", fontsize="small")
-    style = {"fontsize": "x-small", "family": families, "parse_math": False}
+    style: dict[str, Any] = {"fontsize": "x-small", "family": families, "parse_math": False}
     axes.set_xticks(range(len(one.keys.labels)), one.keys.labels, rotation=90, **style)
     axes.set_yticks(range(len(one.queries.labels)), one.queries.labels, **style)
     axes.tick_params(length=0)
 
 
 def attention_page(attentions: Mapping[str, Attention], title: str = "Attention") -> str:
-    """A page with the attentions of one text: lines between words, heat maps, and every head's mean distance.
+    """Writes a page with the attentions of one text: lines between words, heat maps, and every head's mean distance.
 
     Args:
         attentions: by their names, as the method `attention` of each kind of model gives them: "encoder", "decoder"
@@ -185,7 +180,7 @@ def attention_page(attentions: Mapping[str, Attention], title: str = "Attention"
 
 
 def _described(name: str, attention: Attention) -> Config:
-    """What the page's script reads of an attention."""
+    """Returns what the page's script reads of an attention."""
     title, rows, columns = _TEXTS[name]
     distances = {}
     if name != "cross":
@@ -208,7 +203,7 @@ def _tokens(tokens: Tokens) -> Config:
 
 
 def _bytes(scores: np.ndarray) -> np.ndarray:
-    """The scores in 255ths, uint8.
+    """Returns the scores in 255ths, uint8.
 
     The running sum of a row is rounded, rather than each score. So every score is right within 1/255, and so is the
     sum of the keys of a word, however many they are. A row keeps its sum, even where each of its scores is tiny.
@@ -218,12 +213,12 @@ def _bytes(scores: np.ndarray) -> np.ndarray:
 
 
 def _distances(attention: Attention) -> Config:
-    """Each head's mean distance, and the distance of a look that is even over all that the queries see."""
+    """Returns each head's mean distance, and the distance of a look that is even over all that the queries see."""
     seen = (attention.scores > 0).any((0, 1), keepdims=True)
     even = attention._replace(scores=seen / np.maximum(seen.sum(-1, keepdims=True), 1))
     return {"heads": attention.mean_distances().round(2).tolist(), "even": round(float(even.mean_distances()[0, 0]), 2)}
 
 
 def _hash(text: str) -> str:
-    """The name by which a Content-Security-Policy allows a script or a style."""
+    """Returns the name by which a Content-Security-Policy allows a script or a style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 
 from keras_transformer import ops
 from keras_transformer.core.errors import warn
-from keras_transformer.spec.options import Config
+from keras_transformer.ops import Tensor
+
+if TYPE_CHECKING:
+    from keras_transformer.layers.positions import Positions
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 CURVES_IN_A_ROW = 3
+Best = Callable[..., tuple[float, float]]  # of pairs (value, step): `min` or `max`
 # What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
-_QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
+_QUANTITIES: dict[str, tuple[str, Best | None]] = {
     "loss": ("nats", min),
     "perplexity": ("perplexity", min),
     "accuracy": ("share that is right", max),
@@ -45,7 +50,7 @@ CERTIFICATE_COLUMNS = 3  # panels side by side
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
-    """The font families with which Matplotlib shows texts: the usual ones, then installed ones for other characters.
+    """Finds the font families by which Matplotlib shows texts: the usual ones, then installed ones for other letters.
 
     A warning names the characters that no installed font has.
     """
@@ -70,20 +75,20 @@ def families_for(texts: Iterable[str]) -> list[str]:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """The characters of a font; none if Matplotlib cannot read it."""
+    """Returns the characters of a font; none if Matplotlib cannot read it."""
     try:
         return frozenset(map(chr, FT2Font(path).get_charmap()))
     except (OSError, RuntimeError):
         return frozenset()
 
 
-def tell_lines_apart(axes: Any) -> None:
+def tell_lines_apart(axes: Axes) -> None:
     """Gives each line that the axes will draw a colour and a style of its own; the styles repeat after five."""
     axes.set_prop_cycle(color=matplotlib.color_sequences["tab10"], linestyle=2 * STYLES)
 
 
 def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
-    """Loss, perplexity, accuracy, BLEU, recall, NDCG and learning rate over the steps, for training and validation.
+    """Draws loss, perplexity, accuracy, BLEU, recall, NDCG and learning rate over the steps of training and validation.
 
     Args:
         history: the columns of metrics.csv, with "step". The prefix "val_" marks validation.
@@ -118,7 +123,7 @@ def _has(history: Mapping[str, Sequence[float]], name: str) -> bool:
     return name in history or f"val_{name}" in history
 
 
-def _marked(axes: Any, history: Mapping[str, Sequence[float]], column: str, best: Callable[..., Any] | None) -> str:
+def _marked(axes: Axes, history: Mapping[str, Sequence[float]], column: str, best: Best | None) -> str:
     """Marks the best number of a column; returns what the title says of it."""
     values = history.get(column, ())
     measured = [(value, step) for value, step in zip(values, history["step"], strict=False) if math.isfinite(value)]
@@ -129,8 +134,8 @@ def _marked(axes: Any, history: Mapping[str, Sequence[float]], column: str, best
     return f"\nbest {value:.4g}, step {step:,.0f}"
 
 
-def masks_picture(masks: Mapping[str, Any]) -> Figure:
-    """Masks side by side: a row for each query, a column for each key, a dark square where the key is seen.
+def masks_picture(masks: Mapping[str, Tensor]) -> Figure:
+    """Draws masks side by side: a row for each query, a column for each key, a dark square where the key is seen.
 
     Args:
         masks: one or more, booleans (T, S) by their titles, True = visible, such as `causal_mask(8)[0]`.
@@ -150,8 +155,8 @@ def masks_picture(masks: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, is_causal: bool = False) -> Figure:
-    """What a layer of positions adds, for each of the first positions.
+def positions_picture(positions: Positions, length: int = 64, hidden_dim: int = 128, is_causal: bool = False) -> Figure:
+    """Draws what a layer of positions adds, for each of the first positions.
 
     Args:
         positions: a layer, such as `SinusoidalPositions(128)`, `RotaryPositions(32)` or `AlibiPositions(8)`.
@@ -169,12 +174,12 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
     places, hidden_dim = np.arange(length), getattr(positions, "hidden_dim", hidden_dim)
     bias, rotation = positions.bias(places, places, is_causal), positions.rotation(places, is_causal)
     if bias is not None:
-        maps = {f"head {head + 1}": bias for head, bias in enumerate(_array(bias)[:HEADS])}
+        maps = {f"head {head + 1}": bias for head, bias in enumerate(ops.convert_to_numpy(bias)[:HEADS])}
         return _maps(maps, "position of the key", "position of the query")
     if rotation is not None:
-        angles = _array(rotation[0])[:, : _array(rotation[0]).shape[-1] // 2]
-        return _maps({"cosine of the angle": angles}, "pair of dimensions", "position")
-    vectors = _array(positions.embed(np.zeros((1, length, hidden_dim), "float32"), places))[0]
+        cosines = ops.convert_to_numpy(rotation[0])
+        return _maps({"cosine of the angle": cosines[:, : cosines.shape[-1] // 2]}, "pair of dimensions", "position")
+    vectors = ops.convert_to_numpy(positions.embed(np.zeros((1, length, hidden_dim), "float32"), places))[0]
     if not vectors.any():
         raise ValueError(f"expected positions that add something; received: {type(positions).__name__}")
     figure = Figure(figsize=(10, 3.4), layout="constrained")
@@ -188,29 +193,21 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
     return figure
 
 
-def _maps(maps: Mapping[str, object], across: str, down: str) -> Figure:
+def _maps(maps: Mapping[str, np.ndarray], across: str, down: str) -> Figure:
     figure = Figure(figsize=(0.8 + 2.8 * len(maps), 3.2), layout="constrained")
-    for axes, (title, values) in zip(_row(figure, len(maps)), maps.items(), strict=True):
+    for axes, (title, values) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
         _draw_map(figure, axes, values, title, (across, down))
     return figure
 
 
-def _row(figure: Figure, count: int) -> Sequence[Any]:
-    return list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def _draw_map(figure: Figure, axes: Any, values: Any, title: str, names: tuple[str, str]) -> None:
+def _draw_map(figure: Figure, axes: Axes, values: np.ndarray, title: str, names: tuple[str, str]) -> None:
     image = axes.imshow(values, cmap="viridis", aspect="auto", interpolation="nearest")
     axes.set(title=title, xlabel=names[0], ylabel=names[1])
     figure.colorbar(image, ax=axes)
 
 
-def _array(tensor: object) -> Any:
-    return ops.convert_to_numpy(tensor)
-
-
-def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: int) -> Figure:
-    """The learning rate at each step, with the peak marked.
+def schedule_picture(schedules: Mapping[str, Callable[[Tensor], Tensor]], num_steps: int) -> Figure:
+    """Draws the learning rate at each step, with the peak marked.
 
     Args:
         schedules: by their names, such as `InverseSquareRootDecay(512)`; each takes the number of updates made so far.
@@ -232,7 +229,7 @@ def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: i
 
 
 def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
-    """Quality and cost of every artefact that was run, side by side.
+    """Draws quality and cost of every artefact that was run, side by side.
 
     Args:
         certificate: the content of certificate.json.
@@ -270,6 +267,7 @@ def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _quantities(entry: Mapping[str, Any]) -> Config:
+def _quantities(entry: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns what a certificate tells of an artefact, by the names of `PANELS`; None for what was not measured."""
     measured = entry["judgement"]["measured"]
     return {**measured, "identical": measured["identical"] / measured["sentences"], "bytes": entry["contents"]["bytes"]}

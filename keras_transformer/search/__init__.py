@@ -1,1 +1,1 @@
-"""How answers are found: one text for Keras, NumPy and exports. Only `step` knows the model."""
+"""Beam search and sampling: one text for Keras, NumPy and exports. Only `step` knows the model."""

@@ -15,29 +15,19 @@ from typing import NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
+from keras_transformer.search import loop
 from keras_transformer.search.loop import (
-    NONE,
+    NO_HYPOTHESIS,
     Bounds,
     Cache,
     Step,
-    at,
-    blank,
-    count,
-    exists,
-    fit,
-    follow,
-    gather_beams,
-    is_permitted,
-    k_best,
-    read_before,
-    run_loop,
 )
 from keras_transformer.spec import search_options
 from keras_transformer.text.tokenizer import END, PAD
 
 
 class BeamState(NamedTuple):
-    """What one step of the search hands to the next. Hypotheses are sorted, the best first."""
+    """The state of the search between two steps. Hypotheses are sorted, the best first."""
 
     index: Tensor  # () the position that is fed to `step`; the start id stands at 0
     token_ids: Tensor  # (B, K) what stands at that position
@@ -71,7 +61,7 @@ def beam_search(
     index_dtype: str | None = None, num_control_ids: int = 4, prompt_length: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
+    """Finds the best hypotheses of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
     Args:
         step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache); ids and index in `index_dtype`.
@@ -83,7 +73,8 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        prompt_length: (B,) the length of the prompt in front, see `decoding.computations.PromptForcing`; |y| leaves them out.
+        prompt_length: (B,) the length of the prompt in front, see `decoding.computations.PromptForcing`; |y| leaves it
+            out.
         index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
 
     Returns:
@@ -91,7 +82,7 @@ def beam_search(
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
-    bounds = fit(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
+    bounds = loop.make_bounds(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
 
     def advance(state: BeamState, bounds: Bounds) -> BeamState:
         logits, cache = step(state.token_ids, state.cache, state.index)
@@ -99,23 +90,23 @@ def beam_search(
         return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
     start = start_beams(cache, bounds, num_beams, n_best or num_beams, index, num_control_ids)
-    end = run_loop(advance, start, lambda state: state.done, bounds, first_beams)
+    end = loop.run_loop(advance, start, lambda state: state.done, bounds, first_beams)
     return best_hypotheses(end, bounds, length_penalty)
 
 
 def start_beams(
     cache: Cache, bounds: Bounds, num_beams: int, n_best: int, index: Tensor | None = None, num_control_ids: int = 4
 ) -> BeamState:
-    """One live hypothesis with nothing in it; for a blank sentence one finished hypothesis with an end in it."""
-    start = blank(bounds, num_beams, index)
+    """Returns the first state: an empty live hypothesis of each sentence; of a blank one a finished one with an end."""
+    start = loop.initial_state(bounds, num_beams, index)
     first = ops.arange(num_beams) == 0  # (K,)
     return BeamState(
         index=start.index,
         token_ids=start.token_ids,
-        live_ids=read_before(ops.zeros_like(start.ids), index, num_control_ids),
-        live_log_probs=ops.where(first & ~start.is_blank, 0.0, NONE),
+        live_ids=loop.fill_prompt(ops.zeros_like(start.ids), index, num_control_ids),
+        live_log_probs=ops.where(first & ~start.is_blank, 0.0, NO_HYPOTHESIS),
         finished_ids=start.ids[:, :n_best],
-        finished_scores=ops.where(first & start.is_blank, 0.0, NONE)[:, :n_best],
+        finished_scores=ops.where(first & start.is_blank, 0.0, NO_HYPOTHESIS)[:, :n_best],
         done=bounds.limits == 0,
         cache=cache,
     )
@@ -123,40 +114,40 @@ def start_beams(
 
 @ops.overridable
 def first_beams(state: BeamState) -> BeamState:
-    """The state that the first step takes. Its beams are the same, so an export may begin with one."""
+    """Returns the state that the first step takes. All beams are equal before it, so an export may keep one of them."""
     return state
 
 
 def continuations(
     logits: Tensor, state: BeamState, prefix_ids: Tensor | None, num_beams: int, num_control_ids: int = 4
 ) -> Continuations:
-    """The likeliest next tokens of each beam, as many as there are candidates of all beams.
+    """Finds the likeliest next tokens of each beam, as many as there are candidates of all beams.
 
     Where the prefix has a token, it is the only one. Tokens that may not be emitted are left out of few more than
     these: so the search never copies numbers of the whole vocabulary.
     """
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))
     count = min(num_candidates(num_beams) + num_control_ids - 1, ops.shape(log_probs)[-1])
-    best, token_ids = k_best(log_probs, count, state.index.dtype)
-    best = ops.where(is_permitted(token_ids, num_control_ids), best, NONE)
+    best, token_ids = loop.k_best(log_probs, count, state.index.dtype)
+    best = ops.where(loop.is_permitted(token_ids, num_control_ids), best, NO_HYPOTHESIS)
     if prefix_ids is None:
         return Continuations(best, token_ids)
-    forced = at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
+    forced = loop.id_at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
     ids = ops.where(forced == 0, token_ids, forced)  # (B, K, k)
     own = ops.take_along_axis(log_probs, ids[..., :1], axis=-1)  # (B, K, 1)
-    only = ops.where(ops.arange(count) == 0, own, NONE)
+    only = ops.where(ops.arange(count) == 0, own, NO_HYPOTHESIS)
     return Continuations(ops.where(forced == 0, best, only), ids)
 
 
 def num_candidates(num_beams: int) -> int:
-    """How many candidates a step looks at: at most K of 2K end, so K can live on. With one beam the likeliest alone."""
+    """Returns how many candidates a step looks at: 2K, so that K remain if K end. With one beam the likeliest alone."""
     return 2 * num_beams if num_beams > 1 else 1
 
 
 def next_beams(
     state: BeamState, likeliest: Continuations, cache: Cache, bounds: Bounds, num_beams: int, length_penalty: float
 ) -> BeamState:
-    """The state after one step: what finished, what lives on, and which sentences are done."""
+    """Returns the state after one step: what finished, what lives on, and which sentences are done."""
     candidates = extend(state, likeliest, num_beams)
     new = keep_finished(state, candidates, bounds, num_beams, length_penalty)
     new = keep_live(new, candidates, num_beams, cache)
@@ -165,51 +156,51 @@ def next_beams(
 
 
 def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candidates:
-    """The likeliest continuations of all beams of a sentence."""
+    """Extends the live hypotheses: returns the likeliest continuations of all beams of a sentence."""
     batch_size, num_live, count = ops.shape(likeliest.log_probs)
     log_probs = likeliest.log_probs + state.live_log_probs[..., None]  # (B, K, k)
     all_of_sentence = batch_size, num_live * count
     log_probs, token_ids = (ops.reshape(x, all_of_sentence) for x in (log_probs, likeliest.token_ids))
-    log_probs, places = k_best(log_probs, num_candidates(num_beams), state.index.dtype)
-    beams, token_ids = places // count, gather_beams(token_ids, places)
+    log_probs, places = loop.k_best(log_probs, num_candidates(num_beams), state.index.dtype)
+    beams, token_ids = places // count, loop.gather_beams(token_ids, places)
     here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
-    ids = ops.where(here, token_ids[..., None], gather_beams(state.live_ids, beams))
+    ids = ops.where(here, token_ids[..., None], loop.gather_beams(state.live_ids, beams))
     return Candidates(log_probs, beams, token_ids, ids)
 
 
 def keep_finished(
     state: BeamState, candidates: Candidates, bounds: Bounds, num_beams: int, length_penalty: float
 ) -> BeamState:
-    """The best n of the finished hypotheses so far and of the candidates that end."""
+    """Keeps the best n of the finished hypotheses so far and of the candidates that end."""
     scores = scored(candidates.log_probs, counted(bounds, state.index + 1), length_penalty)
-    scores = ops.where(candidates.token_ids == END, scores, NONE)
+    scores = ops.where(candidates.token_ids == END, scores, NO_HYPOTHESIS)
     if num_beams == 1:  # it ends once, and is frozen then
         return state._replace(finished_ids=candidates.ids, finished_scores=ops.maximum(scores, state.finished_scores))
     n_best = ops.shape(state.finished_scores)[1]
     scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, n + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
-    scores, places = k_best(scores, n_best, state.index.dtype)
-    return state._replace(finished_ids=gather_beams(ids, places), finished_scores=scores)
+    scores, places = loop.k_best(scores, n_best, state.index.dtype)
+    return state._replace(finished_ids=loop.gather_beams(ids, places), finished_scores=scores)
 
 
 def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: Cache) -> BeamState:
-    """The likeliest K of the candidates that do not end, with the cache of the beams that they continue."""
-    log_probs = ops.where(candidates.token_ids == END, NONE, candidates.log_probs)
+    """Keeps the likeliest K of the candidates that do not end, with the cache of the beams that they continue."""
+    log_probs = ops.where(candidates.token_ids == END, NO_HYPOTHESIS, candidates.log_probs)
     if num_beams == 1:
         live = {"token_ids": candidates.token_ids, "live_ids": candidates.ids, "live_log_probs": log_probs}
         return state._replace(**live, cache=cache)
-    log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
-    beams = gather_beams(candidates.beams, places)  # (B, K)
+    log_probs, places = loop.k_best(log_probs, num_beams, state.index.dtype)
+    beams = loop.gather_beams(candidates.beams, places)  # (B, K)
     return state._replace(
-        token_ids=gather_beams(candidates.token_ids, places),
-        live_ids=gather_beams(candidates.ids, places),
+        token_ids=loop.gather_beams(candidates.token_ids, places),
+        live_ids=loop.gather_beams(candidates.ids, places),
         live_log_probs=log_probs,
-        cache={**cache, "beams": follow(cache["beams"], beams)},
+        cache={**cache, "beams": loop.reorder_cache(cache["beams"], beams)},
     )
 
 
 def freeze(old: BeamState, new: BeamState) -> BeamState:
-    """The new state with the old hypotheses of the sentences that are done."""
+    """Freezes the sentences that are done: returns the new state with their old hypotheses."""
     done = old.done[:, None]  # (B, 1)
     return new._replace(
         live_ids=ops.where(done[..., None], old.live_ids, new.live_ids),
@@ -220,7 +211,7 @@ def freeze(old: BeamState, new: BeamState) -> BeamState:
 
 
 def is_done(state: BeamState, bounds: Bounds, length_penalty: float) -> Tensor:
-    """(B,) True where the limit is met, or no live hypothesis can still beat the worst of the best finished ones.
+    """Returns (B,) True where the limit is met, or no live hypothesis can beat the worst of the best finished ones.
 
     A log-probability only falls. So the best score that a hypothesis can reach is its present log-probability over the
     largest divisor: at the limit, or, where α < 0 favours short translations, at the next token.
@@ -231,26 +222,26 @@ def is_done(state: BeamState, bounds: Bounds, length_penalty: float) -> Tensor:
 
 
 def best_hypotheses(state: BeamState, bounds: Bounds, length_penalty: float) -> tuple[Tensor, Tensor]:
-    """ids (B, n_best, L) and scores (B, n_best): what finished, then, in the places left, what was cut at its limit."""
-    num_finished = count(exists(state.finished_scores), "int32")[:, None]  # (B, 1)
+    """Returns ids (B, n, L) and scores (B, n): what finished, then, in the places left, what was cut at its limit."""
+    num_finished = loop.count_true(loop.exists(state.finished_scores), "int32")[:, None]  # (B, 1)
     live = ops.arange(ops.shape(state.finished_scores)[1]) - num_finished  # (B, n) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
-    live_log_probs = gather_beams(state.live_log_probs, live)
+    live_log_probs = loop.gather_beams(state.live_log_probs, live)
     live_scores = scored(live_log_probs, counted(bounds, bounds.limits[:, None]), length_penalty)
     scores = ops.where(finished, state.finished_scores, live_scores)
-    ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
-    found = exists(scores)
+    ids = ops.where(finished[..., None], state.finished_ids, loop.gather_beams(state.live_ids, live))
+    found = loop.exists(scores)
     # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
     return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
 
 
 def counted(bounds: Bounds, tokens: Tensor) -> Tensor:
-    """|y| of hypotheses of so many tokens, () or (B, 1): those behind the prompt; 1 while the prompt is read."""
+    """Counts |y| of hypotheses of so many tokens, () or (B, 1): those behind the prompt; 1 while the prompt is read."""
     return tokens if bounds.prompt_length is None else ops.maximum(tokens - bounds.prompt_length[:, None], 1)
 
 
 def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
-    """log P / ((5 + |y|) / 6)^α, of any shape; `NONE` stays, whatever the divisor is.
+    """Returns log P / ((5 + |y|) / 6)^α, of any shape; `NO_HYPOTHESIS` stays, whatever the divisor is.
 
     Args:
         log_probs: log P.
@@ -260,6 +251,6 @@ def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
     if not length_penalty:
         return log_probs
     divisor = search_options.penalty(ops.cast(tokens, "float32"), length_penalty)
-    if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NONE`.
+    if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NO_HYPOTHESIS`.
         divisor = ops.maximum(divisor, 1e-20)
-    return ops.where(exists(log_probs), log_probs / divisor, NONE)
+    return ops.where(loop.exists(log_probs), log_probs / divisor, NO_HYPOTHESIS)

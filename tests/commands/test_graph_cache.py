@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import onnx
 import pytest
-from keras_transformer.decoding.onnx_graphs import OnnxComputations
 
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.decoding import onnx_graphs
+from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.models import Encoder, LanguageModel
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import read_config

@@ -7,10 +7,10 @@ sentence, so what comes next depends on all that came before.
 import itertools
 
 import numpy as np
-from keras_transformer.search.sampling import sample
 
 from keras_transformer import ops
 from keras_transformer.search.beam_search import beam_search
+from keras_transformer.search.sampling import sample
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 STATES = 997

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from keras_transformer.decoding.attention_maps import Attention, Tokens
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer

@@ -1,5 +1,6 @@
 """Computations are compiled once each, and quietly; products of float32 keep all bits."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.text.sentences import in_few_shapes
+from keras_transformer.decoding.keras_decoder import CompiledComputations, full_float32
 
 TRACED: list[float] = []
 
@@ -28,25 +28,23 @@ class Times:
 
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the graphs are TensorFlow's")
-def test_computations_are_compiled_once_each_without_a_warning_and_training_keeps_its_switch(caplog):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_computations_are_compiled_once_each_without_a_warning_and_training_keeps_its_switch(wanted, caplog):
+    """Of two threads that need all bits, the last one restores the switch."""
     import tensorflow as tf
 
+    TRACED.clear()
     switch = tf.config.experimental
     before = switch.tensor_float_32_execution_enabled()
+    switch.enable_tensor_float_32_execution(wanted)
     computations = CompiledComputations(None)  # type: ignore[arg-type]
     for factor in [*range(8)] * 2:
-        for size in (1, 3):
-            found, rounds = computations.run(Times(float(factor)), np.ones((2, size), "float32"))
+        for size, other in ((1, nullcontext()), (3, full_float32())):
+            with other:
+                found, rounds = computations.run(Times(float(factor)), np.ones((2, size), "float32"))
+                assert switch.tensor_float_32_execution_enabled() == (wanted and size == 1)
             np.testing.assert_array_equal(found, np.full((2, size), factor))
-            assert not rounds and switch.tensor_float_32_execution_enabled() == before, "training may round"
+            assert not rounds and switch.tensor_float_32_execution_enabled() == wanted, "training may round"
     assert [float(factor) for factor in range(8)] == TRACED
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "shape"), [(1, 2, (1, 16)), (5, 17, (8, 32)), (8, 64, (8, 64)), (0, 0, (1, 16))]
-)
-def test_shapes_are_powers_of_two(rows, width, shape):
-    found = in_few_shapes(ids := np.full((rows, width), 7, "int32"))
-    assert found.shape == shape and found.dtype == "int32" and found.sum() == ids.sum()
-    np.testing.assert_array_equal(found[:rows, :width], ids)
+    switch.enable_tensor_float_32_execution(before)

@@ -14,7 +14,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.models import LanguageModel
 from keras_transformer.ops import NUMPY, on
 from keras_transformer.runs.run_folder import FORMAT, read_config
-from keras_transformer.search.loop import NONE, merge_end_ids, merge_end_labels
+from keras_transformer.search.loop import NO_HYPOTHESIS, merge_end_ids, merge_end_labels
 from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
@@ -153,7 +153,7 @@ def test_probabilities_add_up_where_logits_are_far_apart_and_as_one_is_its_own_f
     np.testing.assert_array_equal(labels, [[3, 3, 0], [3, 8, 2]])
     others = [id for id in range(9) if id not in ENDS]
     np.testing.assert_array_equal(found[..., others], logits[..., others])
-    np.testing.assert_array_equal(found[..., ENDS[1:]], np.float32(NONE))
+    np.testing.assert_array_equal(found[..., ENDS[1:]], np.float32(NO_HYPOTHESIS))
     expected = np.logaddexp.reduce(logits[..., ENDS].astype("float64"), axis=-1)
     np.testing.assert_allclose(found[..., END], expected, rtol=1e-6)
 

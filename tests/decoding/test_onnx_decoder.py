@@ -17,7 +17,7 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.machine import num_cores
-from keras_transformer.decoding.decoder import divided
+from keras_transformer.decoding.decoder import split_batches
 from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
 from keras_transformer.runs.run_folder import RunFolder
@@ -179,9 +179,9 @@ def test_an_error_of_the_runtime_is_told_and_a_missing_package_named(exported, e
 
 
 def test_cores_are_counted_by_the_quota_of_the_container_and_batches_divided_among_threads(tmp_path, monkeypatch):
-    assert divided([[1, 2, 3], [], [4]], 4) == [[1], [2], [3], [4]]
-    assert divided([[1, 2], [3, 4, 5, 6]], 3) == [[1, 2], [3, 4], [5, 6]]
-    assert divided([], 3) == [] and divided([[1]], 2) == [[1]]
+    assert split_batches([[1, 2, 3], [], [4]], 4) == [[1], [2], [3], [4]]
+    assert split_batches([[1, 2], [3, 4, 5, 6]], 3) == [[1, 2], [3, 4], [5, 6]]
+    assert split_batches([], 3) == [] and split_batches([[1]], 2) == [[1]]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert num_cores(tmp_path) == 8
     (tmp_path / "cpu").mkdir()

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from keras_transformer.decoding.onnx_graphs import CPU, CUDA, open_session, runtime_of
 
 import keras_transformer
 from bulk_translator import BulkTranslator
@@ -33,6 +32,7 @@ from keras_transformer.commands import graph_cache
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_graphs import CPU, CUDA, open_session, runtime_of
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines

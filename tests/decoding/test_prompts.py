@@ -8,13 +8,13 @@ from unittest.mock import Mock
 import keras
 import numpy as np
 import pytest
-from keras_transformer.decoding.onnx_graphs import SteppedLanguageModel
 
 from export.artefacts import TrainedRun
 from export.onnx.export import step_model
 from keras_transformer import ops
 from keras_transformer.decoding import onnx_graphs
 from keras_transformer.decoding.computations import PromptForcing, Sampling, Search, TextLogProbs
+from keras_transformer.decoding.onnx_graphs import SteppedLanguageModel
 from keras_transformer.layers.attention import MultiHeadAttention, SelfAttention
 from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
@@ -104,14 +104,15 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
         runs.reset_mock()
         arrays = arrays_of(case)
         with ops.on(ops.NUMPY):
-            check([*computation.run(graph, *arrays)], name, case)
+            found = [*computation.run(graph, *arrays)]
+        check(found, name, case)  # what it compares with is computed in Keras
         many = at_once // len(lengths) if model.supports_prefill else 1
         assert runs.call_count <= math.ceil(min(lengths) / many) + max(arrays[1]) - min(lengths)
     text = np.arange(4, 13, dtype="int32")[None]
     with ops.on(ops.NUMPY):
-        (found,) = TextLogProbs().run(graph, text, text)  # type: ignore[arg-type]
+        (log_probs,) = TextLogProbs().run(graph, text, text)  # type: ignore[arg-type]
     (expected,) = eagerly(TextLogProbs(), model, [text, text])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-5)
 
 
 @MODELS

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from keras import ops
-from keras_transformer.search.sampling import draw
 
 from keras_transformer import ops as own_ops
 from keras_transformer.search import loop
 from keras_transformer.search.beam_search import beam_search
+from keras_transformer.search.sampling import draw
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.decoding import tables
 from tests.decoding.tables import brute_force, draws, greedy, make_table, score_of, search, tokens_of
@@ -49,8 +49,7 @@ def test_no_infinite_number_is_sorted(monkeypatch):
         assert np.isfinite(ops.convert_to_numpy(scores)).all()
         return k_best(scores, k, dtype)
 
-    monkeypatch.setattr("keras_transformer.search.beam_search.k_best", of_finite_numbers)
-    monkeypatch.setattr("keras_transformer.search.loop.k_best", of_finite_numbers)
+    monkeypatch.setattr(loop, "k_best", of_finite_numbers)
     table, prefix_ids = make_table(), np.array([[5, 0], [0, 0]], "int32")
     for num_beams in (1, 3):
         search(table, [0, 4, 2], num_beams)

@@ -46,11 +46,8 @@ def calls(translator, tokenizer, classifier):
         yield LISTS, one.generate, lambda wrong, one=one: one.search(wrong, SearchOptions(num_beams=1))
         yield NO_TEXTS, one.stream, one.attention, one.ids_of, one.ids_of_prompt
     yield NO_TEXTS, generator.score
-    yield (
-        LISTS,
-        lambda wrong: answering.score_answers(wrong, ["a"]),
-        lambda wrong: answering.score_answers(["a"], wrong),
-    )
+    yield LISTS, lambda wrong: answering.score_answers(wrong, ["a"])
+    yield LISTS, lambda wrong: answering.score_answers(["a"], wrong)
 
     filling = Classifier(classifier.model, tokenizer)
     yield LISTS, classifier.classify, classifier.stream, classifier.probabilities, classifier.embed, filling.fill
@@ -74,13 +71,8 @@ def calls(translator, tokenizer, classifier):
     yield LISTS, tokenizer.encode, foreign.encode, lambda wrong: Tokenizer.train(wrong, 60)
     yield LISTS, lambda wrong: Tokenizer.train(["text"], 60, tags=wrong)
     yield NO_TEXTS, tokenizer.encode_text, tokenizer.encode_masked, tokenizer.normalize, tokenizer.is_ambiguous
-    yield (
-        NO_TEXTS,
-        foreign.encode_text,
-        foreign.encode_masked,
-        foreign.normalize,
-        lambda wrong: tokenizer.divisions(wrong, 2),
-    )
+    yield NO_TEXTS, foreign.encode_text, foreign.encode_masked, foreign.normalize
+    yield NO_TEXTS, lambda wrong: tokenizer.divisions(wrong, 2)
 
 
 def test_what_is_no_text_is_refused_in_one_line_and_other_lists_of_strings_are_taken(translator, tmp_path, monkeypatch):

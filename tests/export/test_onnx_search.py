@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from keras_transformer.search.sampling import sample
 
 from export.artefacts import Decoding
 from keras_transformer import ops
 from keras_transformer.core.errors import RequestError
 from keras_transformer.search.beam_search import beam_search
+from keras_transformer.search.sampling import sample
 from keras_transformer.text.tokenizer import END, PAD
 from tests.decoding import tables
 from tests.decoding.tables import make_step, make_table

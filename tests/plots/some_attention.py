@@ -1,8 +1,8 @@
 """Attentions to show, with random scores."""
 
 import numpy as np
-from keras_transformer.decoding.attention_maps import Attention, Tokens
 
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.text.tokenizer import SPACE
 
 

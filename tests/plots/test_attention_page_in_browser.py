@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_transformer.decoding.attention_maps import Attention, Tokens
 
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import attention_page
 from tests.plots.some_attention import pieces, some_attention, translation
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from keras import ops
-from keras_transformer.decoding.attention_maps import Attention, Tokens
 from matplotlib import font_manager
 
 from keras_transformer import plots
+from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.layers import positions, score
 from keras_transformer.plots import WordLines, pictures
 from keras_transformer.plots.pictures import PANELS, certificate_picture, learning_curves

@@ -14,7 +14,7 @@ import numpy as np
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
-from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs
+from keras_transformer.decoding.computations import Embedding, LabelProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.models.classifiers import ImageClassifier
@@ -134,11 +134,11 @@ class Recognizer(Pipeline):
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
         """The probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives them."""
-        return self._computations.run(ImageLabelProbs(), images)[0]
+        return self._computations.run(LabelProbs(), images)[0]
 
     def embed(self, images: np.ndarray) -> np.ndarray:
         """The vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
-        return self._computations.run(ImageEmbedding(), images)[0]
+        return self._computations.run(Embedding(), images)[0]
 
     def save(
         self, folder: str | os.PathLike[str], images: Iterable[Source] | None = None, overwrite: bool = False

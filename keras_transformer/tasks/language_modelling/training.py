@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.core.errors import say
 from keras_transformer.core.files import write_text
-from keras_transformer.decoding.computations import TokenLogProbs
+from keras_transformer.decoding.computations import LogProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.spec.search_options import SearchOptions
@@ -138,7 +138,7 @@ def mean_loss(model: FamilyModel, plan: Plan) -> float:
         num_rows = max(1, SCORED_TOKENS // ids.shape[1])
         for first in range(0, len(ids), num_rows):
             some = slice(first, first + num_rows)
-            (log_probs,) = computations.run(TokenLogProbs(), ids[some], labels[some])
+            (log_probs,) = computations.run(LogProbs(), ids[some], labels[some])
             log_prob += float(log_probs.astype("float64").sum())
         count += int((labels != PAD).sum())
     return -log_prob / count

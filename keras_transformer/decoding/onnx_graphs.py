@@ -1,28 +1,128 @@
-"""Models of exported graphs, for searches and computations in NumPy; neither Keras nor TensorFlow is imported."""
+"""Runs exported graphs in ONNX Runtime: sessions, a search in stages on a GPU, and models of which a graph is the step.
+
+Neither Keras nor TensorFlow is imported.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.probes import ComputedProbe, ProbesFile, check_computed, once
+from keras_transformer.checking.probes import (
+    ComputedProbe,
+    ProbesFile,
+    Runtime,
+    check_computed,
+    check_once,
+    device_name,
+)
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.computations import TextLogProbs
-from keras_transformer.decoding.onnx_graphs import open_session, run, runtime_of
+from keras_transformer.ops import Tensor
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.search.loop import Cache
 from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.keras_decoder import Computation
+    from onnxruntime import InferenceSession, NodeArg
 
+    from keras_transformer.decoding.keras_decoder import CompiledComputations, Computation
+    from keras_transformer.models.base import FamilyModel
+
+    Provider = str | tuple[str, dict[str, int]]  # its name, perhaps with its options
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 READ_AT_ONCE = 128  # tokens of all prompts together: the graph gives the logits of each
+
+
+def has_cuda() -> bool:
+    """Tells whether the ONNX Runtime that is installed is one for NVIDIA's GPUs."""
+    import onnxruntime
+
+    return CUDA in onnxruntime.get_available_providers()
+
+
+def open_session(path: Path, num_threads: int, provider: str = "auto", plans_memory: bool = True) -> InferenceSession:
+    """Opens a session for a graph.
+
+    Args:
+        path: the path of the graph.
+        num_threads: how many threads of the processor to use.
+        provider: see `OnnxDecoder`.
+        plans_memory: whether ONNX Runtime plans which results share memory, which takes the square of the nodes: for
+            the 1,711 of a model of 30 layers 0.43 s.
+
+    Raises:
+        RequestError: onnxruntime is not installed, the graph cannot be loaded, or there is no GPU that was asked for.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise RequestError(
+            f"{path} needs the package onnxruntime, which is not installed: pip install onnxruntime"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 4  # fatal: what is an error is raised, and told in a line of ours
+    options.enable_mem_reuse = plans_memory
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=_providers(provider))
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(
+            f"{path} is damaged, or ONNX Runtime cannot run it; export it again, or delete it if it lies in a run's "
+            f"cache, where it is then built again: {reason}"
+        ) from error
+    if provider == "cuda" and CUDA not in session.get_providers():
+        raise RequestError(
+            f"--provider cuda: ONNX Runtime {onnxruntime.__version__} cannot use a GPU here; it has "
+            f"{', '.join(session.get_providers())}: install onnxruntime-gpu and CUDA, or take --provider cpu"
+        )
+    return session
+
+
+def _providers(provider: str) -> list[Provider]:
+    """Returns the providers to ask for, the first before the others."""
+    if provider == "cpu" or not has_cuda():
+        return [CPU]
+    import onnxruntime
+
+    onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
+    return [(CUDA, {"use_tf32": 0}), CPU]  # TF32 rounds float32 to 11 bits
+
+
+def runtime_of(session: InferenceSession) -> Runtime:
+    """Tells what runs a session."""
+    import onnxruntime
+
+    provider = session.get_providers()[0]
+    return Runtime(provider, onnxruntime.__version__, device_name(provider))
+
+
+def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Runs a graph and returns its outputs, all of them if `names` is None.
+
+    Raises:
+        JobError: ONNX Runtime could not compute them.
+    """
+    try:
+        return session.run(names, feeds)
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        raise stopped(error) from error
+
+
+def stopped(error: Exception) -> JobError:
+    """Makes a JobError of a failure of ONNX Runtime."""
+    reason = " ".join(str(error).split())[:300]
+    return JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}")
 
 
 class SteppedModel:
@@ -33,12 +133,12 @@ class SteppedModel:
         config: the arguments of the model, `num_control_ids` among them.
     """
 
-    def __init__(self, session_of: Callable[[str], Any], config: Config):
+    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config):
         vars(self).update(config)
         self._session_of = session_of
 
-    def step(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
-        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
+        """Takes the `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):
             rows = past.shape[:2]  # B, K
@@ -47,14 +147,14 @@ class SteppedModel:
         return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}
 
     def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
-        """The part of the cache that the step extends, before the first one."""
+        """Returns an empty cache of keys and values."""
         return [
             np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
             for argument in self._past
         ]
 
     @property
-    def _past(self) -> list[Any]:
+    def _past(self) -> list[NodeArg]:
         return [argument for argument in self._session_of("step").get_inputs() if argument.name.startswith("past_")]
 
 
@@ -62,7 +162,7 @@ class EncoderStepModel(SteppedModel):
     """A translator in two graphs, encoder and step."""
 
     def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:
-        """What the step takes of sources (B, S), end included."""
+        """Returns what the step takes of sources (B, S), end included."""
         encoder = self._session_of("encoder")
         names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
         return dict(zip(names, run(encoder, names, {"source_ids": source_ids}), strict=True))
@@ -70,7 +170,7 @@ class EncoderStepModel(SteppedModel):
     def init_cache(
         self, memory: Mapping[str, np.ndarray], source_ids: np.ndarray, num_beams: int, max_length: int
     ) -> Cache:
-        """The cache before the first step."""
+        """Returns the cache before the first step."""
         return {"beams": self.no_positions(len(source_ids), num_beams), "sentences": memory}
 
 
@@ -85,18 +185,18 @@ class SteppedLanguageModel(SteppedModel):
 
     supports_prefill = True  # many positions in one run of the graph, unless it takes one alone
 
-    def __init__(self, session_of: Callable[[str], Any], config: Config, of_one_stream: bool = False):
+    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config, of_one_stream: bool = False):
         super().__init__(session_of, config)
         self._of_one_stream = of_one_stream
         self._last: list[np.ndarray] = []  # the beams of a cache
 
     def init_cache(self, ids: np.ndarray, num_beams: int, max_length: int) -> Cache:
-        """The cache before the first step, for prompts (B, P), padded with 0."""
+        """Returns the cache before the first step, for prompts (B, P), padded with 0."""
         read = np.zeros((len(ids), num_beams, 0), "int32")
         return {"beams": [read, *self.no_positions(len(ids), num_beams)], "sentences": {}}
 
-    def step(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
-        """As the base has it; or the first positions (T,) of token ids (B, T) at once, without the logits of any."""
+    def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
+        """Takes a step as the base does; or reads the first positions (T,) of ids (B, T) at once, without logits."""
         if np.ndim(index):
             cache = {**cache, "beams": self._known(token_ids) or cache["beams"]}
             for _, behind in self._runs(token_ids, cache):
@@ -114,7 +214,7 @@ class SteppedLanguageModel(SteppedModel):
         return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0))], axis=1)
 
     def _known(self, ids: np.ndarray) -> list[np.ndarray]:
-        """The beams of the last cache, if ids (B, T) go on from what it has read."""
+        """Returns the beams of the last cache, if ids (B, T) go on from what it has read."""
         read = self._last[0][0] if self._last else ids[:, :0]
         return self._last if np.array_equal(read, ids[:, : read.shape[-1]]) else []
 
@@ -128,7 +228,7 @@ class SteppedLanguageModel(SteppedModel):
             yield logits, cache
 
     def _extended(self, token_ids: np.ndarray, cache: Cache, new: np.ndarray) -> tuple[np.ndarray, Cache]:
-        """The logits, and the cache behind the new ids (B, K, T) of its beams, of what the graph takes at once."""
+        """Runs the graph once: returns the logits, and the cache behind the new ids (B, K, T) of its beams."""
         read, *beams = cache["beams"]
         logits, behind = super().step(token_ids, {**cache, "beams": beams}, read.shape[-1])
         return logits, {**behind, "beams": [np.concatenate([read, new], axis=-1), *behind["beams"]]}
@@ -171,27 +271,27 @@ class OnnxComputations:
             for probe in file.probes:
                 check_computed(probe, self.run(TextLogProbs(), *probe.inputs), precision)
 
-        once(file, [graphs.main], runtime_of(self._session), compare)
+        check_once(file, [graphs.main], runtime_of(self._session), compare)
 
     def of_one_stream(self) -> OnnxComputations:
-        """The same for one stream alone: a text that goes on is not read again."""
+        """Returns the same for one stream alone: a text that goes on is not read again."""
         other = copy.copy(self)
         other.model = SteppedLanguageModel(self._session_of, self._config, of_one_stream=True)
         return other
 
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
+        """Returns the results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
         if not self._is_step:
             return run(self._session, None, {"ids": arrays[0]})
         with ops.on(ops.NUMPY):
             return [*computation.run(self.model, *arrays)]
 
-    def _session_of(self, name: str) -> Any:
+    def _session_of(self, name: str) -> InferenceSession:
         return self._session
 
 
-def computations_of(model: Any) -> Any:
-    """What runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
+def computations_of(model: FamilyModel | OnnxComputations) -> CompiledComputations | OnnxComputations:
+    """Returns what runs the computations of a model: an `OnnxComputations` itself, or for a Keras model Keras."""
     if isinstance(model, OnnxComputations):
         return model
     from keras_transformer.decoding.keras_decoder import CompiledComputations  # imports Keras
@@ -199,11 +299,11 @@ def computations_of(model: Any) -> Any:
     return CompiledComputations(model)
 
 
-def sizes_before(argument: Any) -> list[int]:
-    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
+def sizes_before(argument: NodeArg) -> list[int]:
+    """Returns the sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
     return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
 
 
 def element_type(name: str) -> str:
-    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
+    """Returns NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
     return "float16" if "float16" in name else "float32"
