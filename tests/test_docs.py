@@ -1,6 +1,8 @@
 """The documents say what is there: links and anchors, commands and their flags, versions."""
 
 import ast
+import importlib
+import operator
 import re
 import shlex
 import tomllib
@@ -124,6 +126,18 @@ def test_the_walk_through_the_source_names_functions_and_lines_that_are_there():
         functions = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == name]
         found = any(line in (ast.get_source_segment(source, function) or "") for function in functions)
         assert found, (file, name, line)
+
+
+def test_the_bounds_of_files_are_those_of_the_code():
+    page = (ROOT / "docs/SECURITY.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if re.search(r"`[a-z_.]+\.\w+` \|$", row) and row.count("|") == 4]
+    named = [(row, name) for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[3])]
+    assert len(named) > 25
+    for row, name in named:
+        module, *path = re.split(r"\.(?=[A-Z])", name)
+        value = operator.attrgetter(".".join(path))(importlib.import_module(f"keras_transformer.{module}"))
+        spelled = f"{value >> 20:,} MiB" if value % 2**20 == 0 else f"{value:,} "
+        assert f" {spelled}" in row, f"{name} is {spelled}"
 
 
 def test_there_is_one_version():
