@@ -75,8 +75,8 @@ def measure(run: Path, histories: Sequence[History], at: Sequence[int]) -> dict[
     """Recall and NDCG at each k of each method, in a process of its own."""
     from keras_transformer import load_recommender
     from keras_transformer.metrics import mean_figures
+    from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
     from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
-    from keras_transformer.tasks.next_item.training import ItemToItem, Popularity, ranks
     from keras_transformer.text.tokenizer import UNKNOWN
 
     recommender = load_recommender(run)

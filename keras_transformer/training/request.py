@@ -12,7 +12,7 @@ from keras_transformer.core.errors import RequestError, load_tensorflow, say, wa
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, leftovers, locked, remove_parts
 from keras_transformer.core.lazy import LazyModule, on_tensorflow
-from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
+from keras_transformer.core.task_registry import DEFAULT_TASK, task_of
 from keras_transformer.runs.run_config import is_finished, versions, writer
 from keras_transformer.runs.run_folder import RunFolder, check_model, read_config, restore_replaced
 from keras_transformer.spec import model_spec
@@ -36,7 +36,7 @@ from keras_transformer.training.resolution import (
     wanted_settings,
     warn_of_a_long_warm_up,
 )
-from keras_transformer.training.task import Run
+from keras_transformer.training.task import Run, training_of
 
 keras: Any = LazyModule("keras")
 LEAST_STEPS_FOR_XLA = 10_000
@@ -290,7 +290,7 @@ def _check_jax(settings: Settings) -> None:
 
 def _corpus(settings: Settings) -> Corpus[Any]:
     load_tensorflow()
-    return TASKS[settings.task].module("training").corpus(settings)
+    return training_of(settings.task).corpus(settings)
 
 
 def _model_config(settings: Settings, parent: Config | None) -> Config:

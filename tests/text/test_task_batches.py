@@ -9,9 +9,9 @@ import pytest
 
 from keras_transformer.metrics import ranks_of
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
-from keras_transformer.tasks.masked_tokens.batches import SHARE, MaskedPlan, MaskedRows
+from keras_transformer.tasks.masked_tokens.training import SHARE, MaskedPlan, MaskedRows
+from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan, begun
-from keras_transformer.tasks.next_item.training import ItemToItem, Popularity, ranks
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, MASK, PAD, SEPARATOR, START, Tokenizer
 from tests.text.plans import batches_of, real, same

@@ -12,6 +12,7 @@ from keras_transformer.text.bleu import bleu
 from keras_transformer.training import result
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.task import training_of
 
 REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
@@ -37,7 +38,7 @@ def write(monkeypatch):
         kept.to_average = lambda end: [step for step in (5, 6, 7) if step <= (end or 7)]
         folder = SimpleNamespace(model="model.keras")
         run: Any = SimpleNamespace(
-            settings=settings, folder=folder, config={"model": {}}, task=TASKS["translation"].module("training")
+            settings=settings, folder=folder, config={"model": {}}, task=training_of("translation")
         )
         trained: Any = SimpleNamespace(distribute_strategy=SimpleNamespace(num_replicas_in_sync=1))
         result.write_result(run, text, trained, progress, kept)
@@ -84,13 +85,13 @@ def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, c
     for bleu_sentences, figures, kind in FIGURES:
         of_weights = {KINDS[name][0]: found for name, found in figures.items()}
 
-        def bleu_of(run: Any, data: Any, model: Any, found: Any = of_weights, count: int = bleu_sentences) -> Any:
+        def bleu_of(_: Any, run: Any, data: Any, model: Any, found=of_weights, count: int = bleu_sentences) -> Any:
             return {"val_bleu": found[model.weights][0]} if count else {}
 
         def loss_of(run: Any, data: Any, model: Any, count: Any, found: Any = of_weights) -> float:
             return found[model.weights][1]
 
-        monkeypatch.setattr(translation, "measured", bleu_of)
+        monkeypatch.setattr(translation.Training, "measured", bleu_of)
         monkeypatch.setattr(result, "_validation_loss", loss_of)
         weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
         assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)

@@ -14,6 +14,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
+from keras_transformer.training.task import recipe_named
 
 Labelled = tuple[str, str]  # label, text
 
@@ -122,10 +123,7 @@ def named_labelled(name: str) -> Corpus[Labelled]:
     Raises:
         RequestError: the name is unknown.
     """
-    if name not in RECIPES:
-        raise RequestError(
-            f"a labelled text is one of {', '.join(RECIPES)}, or your own with --text; received: {name!r}"
-        )
+    recipe = recipe_named(name, RECIPES, "a labelled text is one of", "--text")
     numbers = _drawn_numbers(TRAINED_NUMBERS + HELD_OUT_NUMBERS)
     words = {language: list(spelled(numbers, language)) for language in LANGUAGES}
     languages_of = Counter(word for spellings in words.values() for word in set(spellings))
@@ -136,7 +134,7 @@ def named_labelled(name: str) -> Corpus[Labelled]:
 
     train, valid = rows(slice(TRAINED_NUMBERS)), rows(slice(TRAINED_NUMBERS, None))
     identity = sha256_of("\t".join(row) for row in [*train, *valid])
-    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, RECIPES[name])
+    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, recipe)
 
 
 def _drawn_numbers(count: int) -> list[int]:

@@ -18,6 +18,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
+from keras_transformer.training.task import recipe_named
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
 DIGITS_RECIPE: Config = {
@@ -179,8 +180,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
     Raises:
         RequestError: the name is unknown, or scikit-learn is not installed.
     """
-    if name not in RECIPES:
-        raise RequestError(f"named images are {', '.join(RECIPES)}, or your own with --images; received: {name!r}")
+    recipe = recipe_named(name, RECIPES, "named images are", "--images")
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -193,7 +193,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
         LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
         for label, image in zip(digits.target, pixels, strict=True)
     ]
-    return _corpus(name, *_divided(images, DIGITS_SHARE, DIGITS_SEED), RECIPES[name])
+    return _corpus(name, *_divided(images, DIGITS_SHARE, DIGITS_SEED), recipe)
 
 
 def _corpus(

@@ -20,6 +20,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_of, strings_of
 from keras_transformer.text.tokenizer import END
+from keras_transformer.training.task import recipe_named
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
 MAX_BYTES = 2**28  # the largest file of names
@@ -245,7 +246,7 @@ def log_from_file(path: str | os.PathLike[str]) -> Corpus[History]:
     return corpus
 
 
-def _leave_one_out(name: str, histories: list[History]) -> Corpus[History]:
+def _leave_one_out(name: str, histories: list[History], recipe: Config | None = None) -> Corpus[History]:
     """The corpus without the last event of each user who has two."""
 
     def train() -> Iterator[History]:
@@ -255,7 +256,7 @@ def _leave_one_out(name: str, histories: list[History]) -> Corpus[History]:
         return (history for history in histories if len(history) > 1)
 
     identity = sha256_of("\t".join(history) for history in histories)
-    return Corpus(name, None, None, train, valid, identity, RECIPES.get(name, {}))
+    return Corpus(name, None, None, train, valid, identity, recipe or {})
 
 
 def named_log(name: str) -> Corpus[History]:
@@ -266,10 +267,9 @@ def named_log(name: str) -> Corpus[History]:
     Raises:
         RequestError: the name is unknown.
     """
-    if name not in RECIPES:
-        raise RequestError(f"a log is one of {', '.join(RECIPES)}, or your own with --log; received: {name!r}")
+    recipe = recipe_named(name, RECIPES, "a log is one of", "--log")
     generator = random.Random(0)
-    return _leave_one_out(name, [_reader(generator) for _ in range(NUM_READERS)])
+    return _leave_one_out(name, [_reader(generator) for _ in range(NUM_READERS)], recipe)
 
 
 def _reader(generator: random.Random) -> History:
