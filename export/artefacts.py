@@ -15,7 +15,7 @@ from keras_transformer.checking.signatures import Searching, Signature, of_ids_a
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS, task_named, task_of
 from keras_transformer.core.version import __version__
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
@@ -129,11 +129,11 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
             runs cannot translate together, see `load_ensemble`.
     """
     config = read_config(run)
-    task = TASKS[task_of(config)]
-    if others and not hasattr(task.module("pipeline"), "translator_of"):
-        raise RequestError(f"runs of --task {task_of(config)} cannot answer together; received {1 + len(others)} runs")
-    together = task.module("ensembles").load_ensemble if others else None
-    pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
+    task = task_of(config)
+    held = pipeline_of(task)
+    if others and not hasattr(held, "between"):
+        raise RequestError(f"runs of --task {task} cannot answer together; received {1 + len(others)} runs")
+    pipeline = TASKS[task].module("ensembles").load_ensemble([run, *others]) if others else held.load(run)
     corpus = config.get("corpus", {})
     name, *languages = (plain(corpus.get(key) or "") for key in ("name", "source_language", "target_language"))
     return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, unfinished(config))

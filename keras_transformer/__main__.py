@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.commands import Command, CommandParser, export_module, runs, verbs
+from keras_transformer.commands import runs
+from keras_transformer.commands.command import Command, export_module, task_commands
+from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
 from keras_transformer.core.version import __version__
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
@@ -26,9 +28,9 @@ def train(arguments: argparse.Namespace) -> None:
     train({name: value for name, value in vars(arguments).items() if name != "command"})
 
 
-# The commands of the house; the tasks bring the others.
-HOUSE = {
-    "train": Command(train, "train a translator, or with TASK another model", takes=""),
+# The commands of no task; the tasks bring the others.
+CORE_COMMANDS = {
+    "train": Command(train, "train a translator, or with TASK another model", run_help=""),
     "neighbours": Command(
         runs.neighbours, "tell which pieces have vectors like those of words", runs.add_neighbours_options
     ),
@@ -41,18 +43,18 @@ HOUSE = {
     "info": Command(runs.info, "tell what a run is and how it went"),
     "import": Command(
         runs.import_model, "make a run of a trained model in Hugging Face's format", runs.add_import_options,
-        takes="",
+        run_help="",
     ),
     "export": Command(
         export.run, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
-        takes="",
+        run_help="",
     ),
 }  # fmt: skip
 
 
 def commands() -> dict[str, Command]:
     """All commands, by their names."""
-    return {"train": HOUSE["train"], **verbs(), **HOUSE}
+    return {"train": CORE_COMMANDS["train"], **task_commands(), **CORE_COMMANDS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,8 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
         description = f"{command.help[0].upper()}{command.help[1:]}."
         one = subparsers.add_parser(name, help=command.help, description=description, allow_abbrev=False)
         one.set_defaults(command=command.run)
-        if command.takes:
-            one.add_argument("run", metavar="RUN", help=command.takes)
+        if command.run_help:
+            one.add_argument("run", metavar="RUN", help=command.run_help)
         command.add_options(one)
         if name != "train":  # which has it
             one.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer.checking.probes import ComputedProbe
-from keras_transformer.commands import export_module
+from keras_transformer.commands.command import export_module
 from keras_transformer.core import version
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.core.files import write_text

@@ -137,7 +137,7 @@ def config_of_kind(run: RunFolder, kind: str) -> Config:
 
 def main_verb(config: Config) -> str:
     """The command that takes a run with this configuration."""
-    return next(iter(TASKS[task_of(config)].commands))
+    return TASKS[task_of(config)].main_command
 
 
 def resume_command(run: RunFolder) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -91,6 +91,24 @@ class TaskTraining(Generic[Data, Model]):
     def measured(self, run: Run, data: Data, model: Model) -> dict[str, float]:
         """Measures the model that a run ends with: by its validation loss, in nats a label."""
         return {"val_loss": mean_loss(model, data.valid_plan)}
+
+
+def both_plans(
+    plan: Callable[..., Plan], rows: Sequence[object], settings: Settings, num_replicas: int
+) -> tuple[Plan, Plan]:
+    """Plans the batches of training, and those of validation, which are the same in every epoch.
+
+    Args:
+        plan: the class of both.
+        rows: to train on, and to validate on.
+        settings: the run's.
+        num_replicas: how many replicas share a batch.
+    """
+    train, valid = rows
+    return (
+        plan(train, settings.token_budget, settings.seed, num_replicas, settings.accumulate),
+        plan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False),
+    )
 
 
 def training_of(task: str) -> TaskTraining[Prepared, FamilyModel]:

@@ -9,7 +9,7 @@ from keras_transformer.tasks.language_modelling.training import TextTraining
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.preparation import one_tokenizer
-from keras_transformer.training.task import Prepared, Run
+from keras_transformer.training.task import Prepared, Run, both_plans
 
 FIRST_TAG = 4  # a tag is told by an id of the vocabulary, behind the control ids
 
@@ -27,13 +27,9 @@ class TaggedRows(TextRows):
             for line, given in zip(pieces, lines, strict=True)
         ]  # fmt: skip
 
-
-class TaggedPlan(RowPlan):
-    """Batches of tagged lines."""
-
-    def row(self, corpus, row: int, random: np.random.Generator):
-        text, tags = corpus.ids(row), corpus.tags[row]
-        return text, [PAD, *tags][: len(text) - 1]
+    def row(self, row: int, random: np.random.Generator):
+        """The ids of a line, and its labels."""
+        return self.ids(row), [PAD, *self.tags[row]][: len(self.ids(row)) - 1]
 
 
 class Training(TextTraining):
@@ -53,7 +49,4 @@ class Training(TextTraining):
         if run.is_chief:
             run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
         rows = [TaggedRows(lines, tags, tokenizer, settings.context_length) for lines in (train, valid)]
-        return Prepared(
-            TaggedPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate),
-            TaggedPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False),
-        )
+        return Prepared(*both_plans(RowPlan, rows, settings, num_replicas))

@@ -16,7 +16,7 @@ import pytest
 from keras_transformer.core import folders
 from keras_transformer.core.errors import STOPS, JobError, RequestError, Stopped
 from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
-from keras_transformer.tasks.translation.settings import Settings
+from keras_transformer.tasks.translation import Settings
 from keras_transformer.training import learning, preparation, timing
 from keras_transformer.training.request import open_run, settled_folder
 from keras_transformer.training.run import begun

@@ -18,7 +18,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import one_tokenizer
-from keras_transformer.training.task import Data, Model, Prepared, Run, TaskTraining
+from keras_transformer.training.task import Data, Model, Prepared, Run, TaskTraining, both_plans
 
 if TYPE_CHECKING:
     import keras
@@ -71,9 +71,7 @@ class Training(LabelTraining[LabelledText, Encoder]):
         say(f"{run.corpus.name}: {len(train):,} texts with {len(labels)} labels, {len(valid):,} for validation")
         if num_cut := rows[0].num_cut:
             warn(f"{num_cut} text(s) have more pieces than --context-length {settings.context_length} and are cut")
-        plan = LabelledPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate)
-        valid_plan = LabelledPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False)
-        return LabelledText(plan, valid_plan, tokenizer, valid)
+        return LabelledText(*both_plans(LabelledPlan, rows, settings, num_replicas), tokenizer, valid)
 
     def measured(self, run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
         """Measures the accuracy."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_whole
-from keras_transformer.text.batch_sampler import BatchPlan, EqualPlan
+from keras_transformer.text.batch_sampler import EqualPlan, RowPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenized import TokenizedCorpus, mapped
 from keras_transformer.text.tokenizer import LINE_BREAK, PAD, SEPARATOR, START, Tokenizer
@@ -135,26 +135,16 @@ class PairRows:
         return texts
 
 
-class PairPlan(BatchPlan):
-    """Plans batches of pairs, each in one row, as `BatchPlan` plans those of sentence pairs.
+class PairPlan(RowPlan):
+    """Plans batches with a pair in each row, see `RowPlan`. The corpus are `PairRows`.
 
-    A row's inputs are the start id and the row without its last id. Each label weighs 1.
-
-    Args:
-        corpus: the pairs.
-        token_budget: the most positions of a batch, padding included.
-        arguments: see `BatchPlan`.
+    A row's inputs are the start id and the row without its last id.
     """
-
-    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
-
-    def __init__(self, corpus: PairRows, token_budget: int, *arguments: object, **options: object):
-        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
 
     def batch(self, place: Place) -> Batch:
         epoch = self._epoch(place.epoch)
         rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        texts = corpus.texts(rows, int(epoch.batches["num_rows"][place.batch]))  # type: ignore[attr-defined]
+        texts = corpus.texts(rows, int(epoch.batches["num_rows"][place.batch]))
         ids = np.where(texts == PAD, PAD, np.roll(texts, 1, axis=1))
         ids[: len(rows), 0] = START
         unlabelled = np.zeros((len(texts), 1), "int32")

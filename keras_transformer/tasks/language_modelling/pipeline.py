@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.computations import TextLogProbs, decoding_of
 from keras_transformer.decoding.onnx_models import OnnxComputations, computations_of
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
-from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.decoding.pipelines import Attention, Score, TextPipeline, scores_of, text_attention
+from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.spec.lengths import penalty
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import GREEDY, SearchOptions, require_whole
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
     from keras_transformer.models.stack_models import LanguageModel
 
-TASK = "language-model"
 STREAMED_TOKENS = 32  # the most in a piece of a stream; the first piece has one, and each twice as many as before
 SCORED_TOKENS = 8_192  # at once
 
@@ -63,7 +61,7 @@ class _Row:
         return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
 
 
-class Generator(Pipeline):
+class Generator(TextPipeline):
     """Continues prompts, or answers them, and scores text with one language model. Threads may share it:
 
         generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
@@ -76,7 +74,7 @@ class Generator(Pipeline):
             continues.
     """
 
-    task, takes_target = TASK, True
+    task, takes_target = "language-model", True
 
     def __init__(self, model: LanguageModel | OnnxComputations, tokenizer: Tokenizer, answer_length: int | None = None):
         self._computations = computations_of(model)
@@ -86,16 +84,19 @@ class Generator(Pipeline):
         # Where the context is full, the text goes on from its last half.
         self._kept = self.model.context_length // 2
 
-    def __repr__(self) -> str:
-        model = self.model
-        return (
-            f"<Generator: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
-            f"vocabulary {model.vocabulary_size:,}, contexts of up to {model.context_length} tokens>"
-        )
+    def details(self) -> str:
+        return f"vocabulary {self.model.vocabulary_size:,}, contexts of up to {self.model.context_length} tokens"
 
-    @property
-    def tokenizers(self) -> tuple[Tokenizer, ...]:
-        return self.tokenizer, self.tokenizer
+    @classmethod
+    def of_run(cls, model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
+        """Makes a generator of a model, with the vocabulary in a run folder; RequestError if it is not the model's."""
+        config = read_config(folder)
+        tokenizer = read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1]
+        return cls(model, tokenizer, config.get("answer_length"))
+
+    @classmethod
+    def imported(cls, found: Imported) -> Generator:
+        return cls(found.model(), found.target.tokenizer)
 
     @property
     def own_search(self) -> Mapping[str, Any]:
@@ -380,19 +381,7 @@ def load_generator(run: str | os.PathLike[str]) -> Generator:
     Raises:
         RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
     """
-    return generator_of(load_model(run, TASKS[TASK].kind), RunFolder(run))
+    return Generator.load(run)
 
 
-def generator_of(model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
-    """The generator of a model, with the vocabulary in a run folder; RequestError if that is not the model's."""
-    config = read_config(folder)
-    tokenizer = read_tokenizers(folder, None, config["model"]["vocabulary_size"])[1]
-    return Generator(model, tokenizer, config.get("answer_length"))
-
-
-def imported(found: Imported) -> Generator:
-    """The generator of a model that was read from another format."""
-    return Generator(found.model(), found.target.tokenizer)
-
-
-load = load_generator
+PIPELINE = Generator

@@ -35,7 +35,7 @@ from keras_transformer.training.preparation import (
     training_files,
     validation_pairs,
 )
-from keras_transformer.training.task import Data, Model, Prepared, Run, Show, TaskTraining
+from keras_transformer.training.task import Data, Model, Prepared, Run, Show, TaskTraining, both_plans
 
 if TYPE_CHECKING:
     import keras
@@ -170,9 +170,7 @@ def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
     rows, valid_rows = PairRows(train, most), PairRows(valid, most, targets_alone=True)
     _tell(run, train, rows, most)
     tell_of_changed_targets(run, tokenizer, train.report.kept)
-    budget = settings.token_budget
-    plan = PairPlan(rows, budget, settings.seed, num_replicas, settings.accumulate)
-    return Pairs(plan, PairPlan(valid_rows, budget, num_replicas=num_replicas, shuffle=False), tokenizer, valid_pairs)
+    return Pairs(*both_plans(PairPlan, (rows, valid_rows), settings, num_replicas), tokenizer, valid_pairs)
 
 
 def longest_target(settings: Settings) -> int:

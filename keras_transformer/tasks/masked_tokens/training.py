@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import MASK, PAD, Tokenizer
 from keras_transformer.training.preparation import one_tokenizer
-from keras_transformer.training.task import Prepared, Run
+from keras_transformer.training.task import Prepared, Run, both_plans
 
 SHARE = 0.15  # the fraction of a text's tokens to predict; at least one
 MASKED, CHANGED = 0.8, 0.1  # the mask replaces the first share, other tokens the second; the rest stays
@@ -26,37 +25,24 @@ MAX_VALIDATION_LINES = 2_000  # what a round is validated on
 
 
 class MaskedRows(TextRows):
-    """Texts as ids. `target_lengths` counts the tokens of each that are to be predicted.
+    """Texts as ids, with places masked anew in each epoch: these have labels, and `target_lengths` counts them.
 
     Args:
         ids: the pieces of each text, at least one.
         max_length: the most pieces of a text, with start and end. Longer texts are cut; `num_cut` counts them.
+        pieces: the ids of the pieces of text, the first and the one after the last.
     """
 
-    def __init__(self, ids: Sequence[Sequence[int]], max_length: int):
+    def __init__(self, ids: Sequence[Sequence[int]], max_length: int, pieces: tuple[int, int]):
         super().__init__(ids, max_length)
+        self.pieces = pieces
         self.target_lengths = np.maximum(1, np.round(SHARE * (self.source_lengths - 2))).astype("int32")
 
-
-class MaskedPlan(RowPlan):
-    """Plans batches of texts, see `RowPlan`, and masks places anew in each epoch. These have labels.
-
-    Args:
-        corpus: the texts.
-        pieces: the ids of the pieces of text, the first and the one after the last.
-        arguments: see `BatchPlan`.
-    """
-
-    def __init__(
-        self, corpus: MaskedRows, pieces: tuple[int, int], token_budget: int, *arguments: object, **options: object
-    ):
-        super().__init__(corpus, token_budget, *arguments, **options)
-        self.pieces = pieces
-
-    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.array(corpus.ids(row))
+    def row(self, row: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a text, some masked, and its labels; see `RowPlan`."""
+        ids = np.array(self.ids(row))
         labels = np.full(len(ids), PAD)
-        told = 1 + random.permutation(len(ids) - 2)[: corpus.target_lengths[row]]  # neither start nor end
+        told = 1 + random.permutation(len(ids) - 2)[: self.target_lengths[row]]  # neither start nor end
         labels[told] = ids[told]
         ids[told] = self._hidden(ids[told], random)
         return ids, labels
@@ -91,11 +77,7 @@ class Training(TextTraining[Prepared, Encoder]):
         say(f"{run.corpus.name}: {len(train):,} lines, {len(valid):,} for validation")
         if num_cut := train.num_cut:
             warn(f"{num_cut} line(s) have more pieces than --context-length {settings.context_length} and are cut")
-        pieces, budget = (MASK + 1, tokenizer.vocabulary_size), settings.token_budget
-        return Prepared(
-            MaskedPlan(train, pieces, budget, settings.seed, num_replicas, settings.accumulate),
-            MaskedPlan(valid, pieces, budget, num_replicas=num_replicas, shuffle=False),
-        )
+        return Prepared(*both_plans(RowPlan, (train, valid), settings, num_replicas))
 
 
 def rows_of(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> MaskedRows:
@@ -107,4 +89,4 @@ def rows_of(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> Mask
     ids = [row for row in tokenizer.encode([line.strip() for line in lines]) if row]
     if not ids:
         raise RequestError("expected lines of text to train and to validate on; all of them are blank")
-    return MaskedRows(ids, max_length)
+    return MaskedRows(ids, max_length, (MASK + 1, tokenizer.vocabulary_size))

@@ -13,7 +13,7 @@ from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, START
 
 
-def begun(ids: Sequence[int], context_length: int) -> list[int]:
+def with_start(ids: Sequence[int], context_length: int) -> list[int]:
     """What the model sees of a history: the start id and the last items, `context_length` ids in all."""
     return [START, *ids[max(0, len(ids) - context_length + 1) :]]
 
@@ -34,6 +34,12 @@ class HistoryRows:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def row(self, row: int, random: np.random.Generator) -> tuple[list[int], list[int]]:
+        """Returns what the model sees of a window, and its labels; see `RowPlan`."""
+        window = self.ids[self.starts[row] : self.stops[row]]
+        unlabelled = [PAD] * (len(window) - self.target_lengths[row])
+        return [START, *window[:-1]], [*unlabelled, *window[len(unlabelled) :]]
 
 
 class HistoryPlan(RowPlan):
@@ -89,8 +95,3 @@ class HistoryPlan(RowPlan):
         starts = np.repeat(first, counts) + numbers * self.width
         stops = np.minimum(starts + self.width, np.repeat(self._stops, counts))
         return HistoryRows(self._ids, np.maximum(starts, np.repeat(self._starts, counts)), stops)
-
-    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
-        window = corpus.ids[corpus.starts[row] : corpus.stops[row]]
-        unlabelled = [PAD] * (len(window) - corpus.target_lengths[row])
-        return [START, *window[:-1]], [*unlabelled, *window[len(unlabelled) :]]

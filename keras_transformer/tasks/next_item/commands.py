@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import COUNT, Command, add_batch_size, add_vector_options, standard_input, write_vectors
+from keras_transformer.commands.command import Command
+from keras_transformer.commands.parser import COUNT, add_batch_size, add_vector_options
+from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, warn
 
 if TYPE_CHECKING:

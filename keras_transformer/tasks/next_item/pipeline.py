@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
+from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of, in_batches
 from keras_transformer.models.stack_models import SequenceEncoder
-from keras_transformer.runs.run_folder import RunFolder, load_model
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import require_whole
-from keras_transformer.tasks.next_item.batches import begun
+from keras_transformer.tasks.next_item.batches import with_start
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, Items
 from keras_transformer.text.lines import each_of, strings_of
 from keras_transformer.text.sentences import Ids, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
-
-TASK = "next-item"
 
 
 class Recommendation(NamedTuple):
@@ -48,19 +44,31 @@ class Recommender(Pipeline):
         items: its vocabulary.
     """
 
-    task = TASK
+    task = "next-item"
 
     def __init__(self, model: SequenceEncoder, items: Items):
         self.model = model
         self.items = items
         self._computations = CompiledComputations(model)
 
-    def __repr__(self) -> str:
-        model = self.model
-        return (
-            f"<Recommender: {model.count_params():,} parameters, {model.num_layers} layers of width "
-            f"{model.hidden_dim}, {len(self.items):,} items>"
-        )
+    def details(self) -> str:
+        return f"{len(self.items):,} items"
+
+    @classmethod
+    def of_run(cls, model: SequenceEncoder, folder: RunFolder) -> Recommender:
+        """Makes a recommender of a model, with the items in a run folder.
+
+        Raises:
+            RequestError: the items are missing, damaged or not the model's.
+        """
+        items = Items.load(folder.items)
+        if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
+            raise RequestError(
+                f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
+                f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder "
+                "anew"
+            )
+        return cls(model, items)
 
     @property
     def names(self) -> Sequence[str]:
@@ -144,15 +152,14 @@ class Recommender(Pipeline):
         return [Recommendation(self.items.names[id - FIRST_ITEM], float(probs[id])) for id in best if probs[id] >= 0]
 
     def _begun(self, histories: list[Ids]) -> np.ndarray:
-        return padded([begun(ids, self.model.context_length) for ids in histories])
+        return padded([with_start(ids, self.model.context_length) for ids in histories])
 
     def _in_batches(self, histories: Iterable[Sequence[str]], size: int) -> Iterator[list[Ids]]:
         """Histories as ids, `size` at a time. At the end it warns of items that the vocabulary lacks, and of those that
         do not fit in the context.
         """
-        require_whole("batch_size", size, 1)
-        iterator, num_unknown, num_cut, most = each_of(histories, "histories"), 0, 0, self.model.context_length - 1
-        while some := list(islice(iterator, size)):
+        num_unknown, num_cut, most = 0, 0, self.model.context_length - 1
+        for some in in_batches(each_of(histories, "histories"), size):
             ids = [self.items.encode(history) for history in some]
             num_unknown += sum(map(len, some)) - sum(map(len, ids))
             num_cut += sum(len(history) > most for history in ids)
@@ -169,15 +176,7 @@ def load_recommender(run: str | os.PathLike[str]) -> Recommender:
     Raises:
         RequestError: the folder holds no run of a sequence encoder, no model yet, or a file is damaged.
     """
-    folder = RunFolder(run)
-    model = load_model(folder, TASKS[TASK].kind)
-    items = Items.load(folder.items)
-    if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
-        raise RequestError(
-            f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
-            f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder anew"
-        )
-    return Recommender(model, items)
+    return Recommender.load(run)
 
 
 def history_of(line: str) -> list[str]:
@@ -185,4 +184,4 @@ def history_of(line: str) -> list[str]:
     return [item.strip() for item in line.split("\t") if item.strip()]
 
 
-load = load_recommender
+PIPELINE = Recommender

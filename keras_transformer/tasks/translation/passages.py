@@ -137,7 +137,7 @@ class Passages:
         return target if into(source, "source") in tags.split() else source
 
     def fitted(self, passages: Sequence[Passage]) -> tuple[list[Passage], list[Sentence]]:
-        """The passages, with texts that fit the model, and their sentences: one for each text, at the text's place.
+        """Splits texts that are too long. Returns the passages, and one sentence for each text, at the text's place.
 
         A text without any piece has no sentence.
         """

@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 
-from keras_transformer.commands import read_both
+from keras_transformer.commands.streams import read_both
 from keras_transformer.core.errors import RequestError, command_line, print_result, say
 from keras_transformer.decoding.processes import apart
 from keras_transformer.runs.run_folder import RunFolder, num_parameters, read_config

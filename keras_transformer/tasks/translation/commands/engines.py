@@ -12,7 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from keras_transformer.checking.probes import as_json, chosen_probes
-from keras_transformer.commands import export_module, graph_cache
+from keras_transformer.commands import graph_cache
+from keras_transformer.commands.command import export_module
 from keras_transformer.commands.graph_cache import (
     TrainedRun,
     folder_of,
@@ -29,12 +30,11 @@ from keras_transformer.runs.export_folder import STAGES, ExportFolder, Graphs, f
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import SIDES
-from keras_transformer.tasks.translation.pipeline import translator_of
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Decoder
-    from keras_transformer.tasks.translation.pipeline import Translator
 
 
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
@@ -124,7 +124,7 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     folder = RunFolder(ExportFolder(arguments.run).path)
-    translator = translator_of(decoder, folder, getattr(arguments, "max_source_length", None))
+    translator = Translator.of_run(decoder, folder, getattr(arguments, "max_source_length", None))
     return in_direction(translator, arguments)
 
 

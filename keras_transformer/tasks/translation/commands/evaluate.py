@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import ParallelLines, read_both
+from keras_transformer.commands.streams import ParallelLines, read_both
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.decoding.pipelines import Score
 from keras_transformer.runs.export_folder import ExportFolder

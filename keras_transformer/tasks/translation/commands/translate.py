@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from itertools import chain, islice, tee
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import TextLines, counted, read_both
 from keras_transformer.commands.runs import unfinished_hint
+from keras_transformer.commands.streams import TextLines, counted, read_both
 from keras_transformer.core.errors import RequestError, print_result, say, warn
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.engines import open_translator
-from keras_transformer.tasks.translation.pipeline import imported as imported_translator
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def translate(arguments: argparse.Namespace) -> None:
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments, own_search_of(arguments))
-    prefixes = None if arguments.prefix is None else begun(read_lines(arguments.prefix))
+    prefixes = None if arguments.prefix is None else with_first_read(read_lines(arguments.prefix))
     translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
     options = search_options(arguments, translator.search)
     source, num_empty = TextLines(sys.stdin.buffer), 0
@@ -86,8 +86,8 @@ def translate(arguments: argparse.Namespace) -> None:
         warn(f"{num_empty} line(s) were translated to nothing{unfinished_hint(RunFolder(arguments.run))}")
 
 
-def begun(lines: Iterator[str]) -> Iterator[str]:
-    """Lines, of which the first is read now: a file that is not there is refused before a model is loaded."""
+def with_first_read(lines: Iterator[str]) -> Iterator[str]:
+    """Reads the first of lines now, so that a file that is not there is refused before a model is loaded."""
     return chain([*islice(lines, 1)], lines)
 
 
@@ -122,7 +122,7 @@ def validation_of(arguments: argparse.Namespace) -> Validation | None:
 
 def write_translator(imported: Imported, arguments: argparse.Namespace, validation: Validation | None) -> None:
     """Writes the run of a translator."""
-    translator = imported_translator(imported)
+    translator = Translator.imported(imported)
     translator.save(arguments.run, imported.languages, validation, arguments.overwrite)
     languages = f", {' to '.join(imported.languages)}" if imported.languages else ""
     search = ", ".join(f"{name} {value}" for name, value in translator.search.items())
