@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from keras_transformer.commands import runs
 from keras_transformer.commands.command import Command, export_module, task_commands
@@ -77,9 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
     parser.add_argument(FLAG, metavar="MODULE", help=HELP)
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_parser)  # type: ignore[call-overload]
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=flags.Parser)
     for name, command in commands().items():
         description = f"{command.help[0].upper()}{command.help[1:]}."
+        # `train` takes the flags of the task that its words name.
+        subparsers._parser_class = flags.TrainParser if name == "train" else CommandParser
         one = subparsers.add_parser(name, help=command.help, description=description, allow_abbrev=False)
         one.set_defaults(command=command.run)
         if command.run_help:
@@ -88,12 +89,6 @@ def make_parser() -> argparse.ArgumentParser:
         if name != "train":  # which has it
             one.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
     return parser
-
-
-def _parser(**options: Any) -> argparse.ArgumentParser:
-    """The parser of a command; that of `train` takes the flags of the task that its words name."""
-    is_train = options["prog"].endswith(" train")
-    return flags.TrainParser(**options) if is_train else CommandParser(**options)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS, task_of
@@ -59,7 +59,7 @@ class Importer(NamedTuple, Generic[Validation]):
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A function whose module is imported when it is called, not for `--help`.
+    """What a command does, whose module is imported when it runs, not for `--help`.
 
     Args:
         place: "module:function".
@@ -67,9 +67,9 @@ class LazyCommand:
 
     place: str
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, arguments: argparse.Namespace) -> None:
         module, _, function = self.place.partition(":")
-        return getattr(import_module(module), function)(*arguments)
+        getattr(import_module(module), function)(arguments)
 
 
 def task_commands() -> dict[str, Command]:

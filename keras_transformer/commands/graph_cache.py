@@ -54,7 +54,7 @@ def folder_of(runs: Sequence[RunFolder]) -> Path:
     return runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
 
 
-def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
+def content_of(run: RunFolder) -> list[tuple[str | int, ...]]:
     """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And the
     source of the modules that register parts of the run: all files of a package.
 

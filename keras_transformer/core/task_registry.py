@@ -80,7 +80,7 @@ TASKS = {
 DEFAULT_TASK = next(iter(TASKS))
 
 
-def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
+def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
     """The task of a model, by the name that its folder says, if it says one; else by what the folder holds.
 
     Args:

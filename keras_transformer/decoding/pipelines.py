@@ -342,6 +342,10 @@ class Pipeline:
         sections = {"corpus": {}, **self.sections()}
         write_run(path, overwrite, self.task, twin_of(self.model), sections, lambda to: self.save_vocabularies(to.path))
 
+    def read(self, line: str) -> str | list[str]:
+        """Returns what `attention` takes of a command line's text."""
+        return line
+
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """The attentions of what a command line gives.
 
@@ -349,10 +353,10 @@ class Pipeline:
             RequestError: the model takes no target.
         """
         if self.takes_target:
-            return self.attention(line, target)
+            return self.attention(self.read(line), target)
         if target is not None:
             raise RequestError(f"--target is for models that write texts; a model of --task {self.task} writes none")
-        return self.attention(line)
+        return self.attention(self.read(line))
 
 
 class TextPipeline(Pipeline):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,15 +79,26 @@ class ImagePlan(EqualPlan):
         positions: how many positions an image takes in the model: its patches, and the class token.
         random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
             uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
-        options: see `EqualPlan`; the budget counts positions.
+        token_budget, seed, num_replicas, accumulate, shuffle: see `EqualPlan`; the budget counts positions.
 
     Raises:
         RequestError: the budget does not hold an image for every replica.
     """
 
-    def __init__(self, pixels: Pixels, positions: int, *options: Any, random_shift: int = 0, **named: Any):
+    def __init__(
+        self,
+        pixels: Pixels,
+        positions: int,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        random_shift: int = 0,
+    ):
         self.pixels, self.random_shift = pixels, random_shift
-        super().__init__(positions, f"an image of {positions} positions", *options, **named)
+        unit = f"an image of {positions} positions"
+        super().__init__(positions, unit, token_budget, seed, num_replicas, accumulate, shuffle)
         self.like = self._batch_of(np.zeros(0, "int64"), np.random.default_rng(0))
 
     def num_tokens(self, place: Place) -> int:

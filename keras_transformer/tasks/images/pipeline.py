@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from keras_transformer.text.lines import each_of, strings_of
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
 
+Item = TypeVar("Item")
 Source = str | os.PathLike[str] | np.ndarray
 
 
@@ -167,7 +168,7 @@ class Recognizer(Pipeline):
         return attention_of(self.model, {"images": pixels[None]}, {"self": (tokens, tokens)})
 
 
-def readable(found: Iterable[object]) -> Iterator[Any]:
+def readable(found: Iterable[Item | UnreadableImage]) -> Iterator[Item]:
     """What was found of images.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -56,8 +55,8 @@ class WindowPlan(EqualPlan):
     Args:
         ids: (N,) the text.
         context_length: C.
-        options: see `EqualPlan`. Without shuffling, every epoch has the windows from the beginning of the text, in
-            order, and the last one is shorter.
+        token_budget, seed, num_replicas, accumulate, shuffle: see `EqualPlan`. Without shuffling, every epoch has the
+            windows from the beginning of the text, in order, and the last one is shorter.
 
     Raises:
         RequestError: the text is shorter than a window, or the budget does not hold a window for every replica.
@@ -65,9 +64,19 @@ class WindowPlan(EqualPlan):
 
     like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
-    def __init__(self, ids: np.ndarray, context_length: int, *options: Any, **named: Any):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        context_length: int,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+    ):
         self.ids, self.width = ids, context_length
-        super().__init__(context_length, f"a window of {context_length} tokens", *options, **named)
+        unit = f"a window of {context_length} tokens"
+        super().__init__(context_length, unit, token_budget, seed, num_replicas, accumulate, shuffle)
         if not len(ids):
             raise RequestError("expected a text of one token or more; received an empty one")
         if self.shuffle and len(ids) < context_length:

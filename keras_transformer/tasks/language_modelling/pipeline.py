@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Generator(TextPipeline):
         return cls(found.model(), found.target.tokenizer)
 
     @property
-    def own_search(self) -> Mapping[str, Any]:
+    def own_search(self) -> Config:
         return GREEDY
 
     @property

@@ -80,7 +80,7 @@ class Answering(Continuation):
         return super().search(permitted(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[str], list[str] | None]:
         return first_lines(folder.valid_source), None
 
 

@@ -98,7 +98,7 @@ class TextTraining(TaskTraining[Data, Model]):
 class Training(TextTraining[Prose | Pairs, LanguageModel]):
     """What a language model brings to training."""
 
-    def corpus(self, settings: Settings) -> Corpus[Any]:
+    def corpus(self, settings: Settings) -> Corpus[str] | Corpus[Pair]:
         """Opens the user's own text or pairs of texts, or a named text.
 
         Raises:

@@ -53,7 +53,7 @@ class HistoryPlan(RowPlan):
         context_length: C.
         token_budget: the most labels of a global batch, padding included.
         tells_last: True takes of each history the last window alone, and its last item as the only label.
-        arguments: see `BatchPlan`.
+        seed, num_replicas, accumulate, shuffle: see `BatchPlan`.
 
     Raises:
         RequestError: no history has an item, or the budget does not hold the longest window on every replica.
@@ -64,9 +64,11 @@ class HistoryPlan(RowPlan):
         histories: Sequence[Sequence[int]],
         context_length: int,
         token_budget: int,
-        *arguments: object,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
         tells_last: bool = False,
-        **options: object,
     ):
         lengths = np.array([len(history) for history in histories if history], "int64")
         if not len(lengths):
@@ -77,7 +79,7 @@ class HistoryPlan(RowPlan):
         self._starts = self._stops - lengths
         first = np.maximum(self._starts, self._stops - context_length)
         rows = HistoryRows(self._ids, first, self._stops, 1) if tells_last else self._cut_at(self._starts)
-        super().__init__(rows, token_budget, *arguments, **options)
+        super().__init__(rows, token_budget, seed, num_replicas, accumulate, shuffle=shuffle)
 
     def corpus_of(self, epoch: int) -> Any:
         """The rows of an epoch."""

@@ -77,8 +77,8 @@ class Recommender(Pipeline):
     def save_vocabularies(self, folder: Path) -> None:
         self.items.save(RunFolder(folder).items)
 
-    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        return super().attention_of_line(history_of(line), target)  # type: ignore[arg-type]
+    def read(self, line: str) -> list[str]:
+        return history_of(line)
 
     def recommend(
         self, histories: Iterable[Sequence[str]], count: int = 10, only_new: bool = False, batch_size: int = 64

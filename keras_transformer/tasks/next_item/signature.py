@@ -54,7 +54,7 @@ class Recommending(Signature):
         return {"items": tf.gather(self.pipeline.names, found["item_ids"] - self.model.num_control_ids), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[list[str]], list[str] | None]:
         return histories_of(folder, config["model"]["context_length"]), None
 
     @classmethod
@@ -62,7 +62,7 @@ class Recommending(Signature):
         return Texts([], history_probes(pipeline.names, pipeline.model.context_length - 1), given)
 
     @classmethod
-    def inputs(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[Any]:
+    def inputs(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[list[int]]:
         return [[START, *pipeline.items.encode(history)] for history in texts]
 
     @classmethod
@@ -92,7 +92,7 @@ def history_probes(names: Sequence[str], most: int) -> list[list[str]]:
     return [[names[place % len(names)] for place in range(count)] for count in (0, 1, most, most + 1)]
 
 
-def histories_of(folder: RunFolder, context_length: int) -> list[Any]:
+def histories_of(folder: RunFolder, context_length: int) -> list[list[str]]:
     """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
     names = Items.load(folder.items).names
     draws = np.random.default_rng(SEED)

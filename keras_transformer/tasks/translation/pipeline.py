@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
@@ -47,12 +47,16 @@ from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from keras_transformer.importing.weights import Imported
+    from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
 BATCHES_AHEAD = 32
 Validation = tuple[Sequence[str], Sequence[str]]
+Asked = str | float | None  # the value of an option of the search
 
 
 class Translator(Pipeline):
@@ -167,10 +171,10 @@ class Translator(Pipeline):
         return self.decoder.model
 
     @overload
-    def translate(self, lines: str, *args: Any, **options: Any) -> str: ...
+    def translate(self, lines: str, *args: Asked, **options: Asked) -> str: ...
 
     @overload
-    def translate(self, lines: Iterable[str], *args: Any, **options: Any) -> list[str]: ...
+    def translate(self, lines: Iterable[str], *args: Asked, **options: Asked) -> list[str]: ...
 
     def translate(
         self,
@@ -210,12 +214,12 @@ class Translator(Pipeline):
         return written[0] if isinstance(lines, str) else written
 
     def n_best(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: object
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Asked
     ) -> list[list[Hypothesis]]:
         """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
         return list(self.stream(lines, self.search_options(**options), prefixes))
 
-    def search_options(self, **given: object) -> SearchOptions:
+    def search_options(self, **given: Asked) -> SearchOptions:
         """`SearchOptions` with the model's own options where none are given, or None is.
 
         Raises:
@@ -351,7 +355,7 @@ class Translator(Pipeline):
         return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     @property
-    def exported_model(self) -> Any:
+    def exported_model(self) -> FamilyModel:
         return self.decoder.joint
 
     @property
@@ -359,7 +363,7 @@ class Translator(Pipeline):
         return self.source_tokenizer, self.target_tokenizer
 
     @property
-    def own_search(self) -> Mapping[str, Any]:
+    def own_search(self) -> Config:
         return self.search
 
     def about(self) -> dict[str, str]:
@@ -407,8 +411,8 @@ class Translator(Pipeline):
         warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
         return [ids[: self.max_source_length] for ids in encoded]
 
-    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> Any:
-        """log P (B,) float32 of targets in pieces, an array; see `Decoder.log_probs`."""
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
+        """Returns log P (B,) float32 of targets in pieces; see `Decoder.log_probs`."""
         return self.decoder.log_probs(sources, targets)
 
 

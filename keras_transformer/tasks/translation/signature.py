@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Translation(Searching):
         return model.max_source_length
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[str], list[str] | None]:
         if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
             raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
         source, target = (islice(read_lines(path), MOST_LINES) for path in (folder.valid_source, folder.valid_target))

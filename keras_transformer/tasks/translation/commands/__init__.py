@@ -5,6 +5,7 @@ is quick.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from keras_transformer.commands.command import Command, Importer, LazyCommand
 from keras_transformer.commands.parser import (
@@ -16,8 +17,13 @@ from keras_transformer.commands.parser import (
     add_provider_option,
     number_from,
 )
-from keras_transformer.core.errors import command_line
+from keras_transformer.commands.streams import read_both
+from keras_transformer.core.errors import RequestError, command_line, say
 from keras_transformer.spec.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
+
+if TYPE_CHECKING:
+    from keras_transformer.importing.weights import Imported
+    from keras_transformer.tasks.translation.pipeline import Validation
 
 
 def add_translate_options(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +156,29 @@ def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def validation_of(arguments: argparse.Namespace) -> Validation | None:
+    """The sentences to certify exports on, and their translations.
+
+    Raises:
+        RequestError: one of the files is missing, or they have not equally many lines.
+    """
+    files = (arguments.valid_source, arguments.valid_target)
+    if (files[0] is None) != (files[1] is None):
+        raise RequestError("--valid-source and --valid-target belong together; received one of them: give both")
+    return None if files[0] is None else read_both(*files)
+
+
+def write_translator(imported: Imported, arguments: argparse.Namespace, validation: Validation | None) -> None:
+    """Writes the run of a translator."""
+    from keras_transformer.tasks.translation.pipeline import Translator
+
+    translator = Translator.imported(imported)
+    translator.save(arguments.run, imported.languages, validation, arguments.overwrite)
+    languages = f", {' to '.join(imported.languages)}" if imported.languages else ""
+    search = ", ".join(f"{name} {value}" for name, value in translator.search.items())
+    say(f"wrote {arguments.run}: {translator.model.count_params():,} parameters{languages}; its search: {search}")
+
+
 RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 COMMANDS = {
     "translate": Command(
@@ -183,8 +212,4 @@ COMMANDS = {
         RUN_OR_EXPORT,
     ),
 }
-IMPORTER = Importer(
-    add_import_options,
-    LazyCommand(f"{__name__}.translate:validation_of"),
-    LazyCommand(f"{__name__}.translate:write_translator"),
-)
+IMPORTER = Importer(add_import_options, validation_of, write_translator)
