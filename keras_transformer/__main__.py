@@ -52,7 +52,7 @@ CORE_COMMANDS = {
 
 
 def commands() -> dict[str, Command]:
-    """All commands, by their names."""
+    """Returns all commands, by their names."""
     return {"train": CORE_COMMANDS["train"], **task_commands(), **CORE_COMMANDS}
 
 
@@ -68,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Returns all commands and their options."""
     parser = CommandParser(
         prog=command_line(),
         description="Trains Transformers, translates with them, and exports them.",

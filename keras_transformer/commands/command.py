@@ -154,11 +154,11 @@ def refuse_options_of_others(arguments: argparse.Namespace, task: str, of_tasks:
 
 
 def is_given(value: object, default: object) -> bool:
-    """Whether an option was given: 0 is a value, and an empty list of files is none."""
+    """Tells whether an option was given: 0 is a value, and an empty list of files is none."""
     return value != default and value is not None and value is not False and value != []
 
 
 def export_module(name: str) -> ModuleType:
-    """The module of the export with this name, such as "onnx"."""
+    """Returns the module of the export with this name, such as "onnx"."""
     package = IN_WHEEL if importlib.util.find_spec(IN_WHEEL) else "export"
     return import_module(f"{package}.{name}")

@@ -44,7 +44,7 @@ def _check_read(path: str, metavar: str) -> None:
 
 
 def number_from(least: float, most: float = 1_000_000, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """What reads the number of an option, its `type`. One out of the range is refused before any model is loaded."""
+    """Returns the `type` of an option with a number, which refuses one out of the range before a model is loaded."""
 
     def read(text: str) -> float:
         with suppress(ValueError):

@@ -98,7 +98,7 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv, as they can be printed; none if the file cannot be read."""
+    """Returns the rows of metrics.csv, as they can be printed; none if the file cannot be read."""
     try:
         return [{printable(name): printable(value) for name, value in row.items()} for row in read_metrics(run)]
     except OSError as error:
@@ -107,7 +107,7 @@ def metrics_of(run: RunFolder) -> list[dict[str, str]]:
 
 
 def number(text: str | None) -> float:
-    """The number in the text; -inf if there is none."""
+    """Returns the number in the text; -inf if there is none."""
     try:
         value = float(text or "")
     except ValueError:
@@ -174,7 +174,7 @@ def attention(arguments: argparse.Namespace) -> None:
 
 
 def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attention]:
-    """The attentions of a run of any kind for a text.
+    """Returns the attentions of a run of any kind for a text.
 
     Args:
         run: the run folder.
@@ -224,7 +224,7 @@ def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
 
 
 def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
-    """The first attention in which a word looks, and its place.
+    """Returns the first attention in which a word looks, and its place.
 
     Raises:
         RequestError: no attention has the word.

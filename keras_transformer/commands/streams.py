@@ -48,7 +48,7 @@ class TextLines:
 
 
 def standard_input() -> TextLines:
-    """The lines of standard input.
+    """Returns the lines of standard input.
 
     Raises:
         RequestError: it is closed.

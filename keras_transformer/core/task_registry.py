@@ -61,7 +61,7 @@ class Task(NamedTuple):
         return next(iter(self.module("commands").COMMANDS))
 
     def signature(self, keys: Container[str]) -> type[Any]:
-        """The class of its artefacts' signature, for a run whose configuration has these keys."""
+        """Returns the class of its artefacts' signature, for a run whose configuration has these keys."""
         signatures = self.module("signature").SIGNATURES
         return next((one for one in signatures if one.mark is None or one.mark in keys), signatures[-1])
 
@@ -81,7 +81,7 @@ DEFAULT_TASK = next(iter(TASKS))
 
 
 def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
-    """The task of a model, by the name that its folder says, if it says one; else by what the folder holds.
+    """Finds the task of a model: by its name if the folder says it, else by the kind of the model.
 
     Args:
         name: the name of the task; None in folders that were imported, or saved from Python.
@@ -106,7 +106,7 @@ def task_named(name: str | None, kind: str, keys: Container[str] = ()) -> str:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
+    """Returns the name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
 
     Raises:
         RequestError: see `task_named`.

@@ -31,7 +31,7 @@ class TextRows:
         return len(self.source_lengths)
 
     def ids(self, row: int) -> np.ndarray:
-        """The ids of a text, with start and end."""
+        """Returns the ids of a text, with start and end."""
         return self._ids[self._ends[row] - self.source_lengths[row] : self._ends[row]]
 
 
@@ -50,7 +50,7 @@ class LabelledRows(TextRows):
 
 
 def with_ends(ids: Sequence[int], max_length: int) -> list[int]:
-    """The ids of a text between start and end, cut to `max_length` in all."""
+    """Returns the ids of a text between start and end, cut to `max_length` in all."""
     return [START, *ids[: max_length - 2], END]
 
 

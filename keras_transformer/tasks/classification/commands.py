@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_classifier(arguments: argparse.Namespace, computation: Computation) -> Classifier:
-    """The classifier of the run that a command names, to compute one thing."""
+    """Returns the classifier of the run that a command names, to compute one thing."""
     from keras_transformer.commands.graph_cache import open_model
     from keras_transformer.tasks.classification.pipeline import Classifier
 
@@ -39,7 +39,7 @@ def classify(arguments: argparse.Namespace) -> None:
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
-    """The vectors (N, D) of the lines of standard input."""
+    """Returns the vectors (N, D) of the lines of standard input."""
     from keras_transformer.decoding.computations import Embedding
 
     lines, classifier = standard_input(), open_classifier(arguments, Embedding())

@@ -45,7 +45,7 @@ RECIPES = {"number-languages": NUMBERS_RECIPE}
 def labelled_from_file(
     text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None, seed: int | None = 0
 ) -> Corpus[Labelled]:
-    """The user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
+    """Returns the user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
 
     A first line that names the columns, such as `label` and `text`, is left out. Without validation text a tenth of
     each label's lines is held out, at least one, with all lines that equal them; the seed draws them (see
@@ -79,7 +79,7 @@ def labelled_from_file(
 
 
 def _held_out(rows: list[Labelled], seed: int | None) -> set[Labelled]:
-    """The rows to validate on; see `labelled_from_file`."""
+    """Returns the rows to validate on; see `labelled_from_file`."""
     if seed is not None:
         return stratified(rows, HELD_OUT_SHARE, seed)
     candidates, num_texts = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], Counter(label for label, _ in set(rows))
@@ -102,7 +102,7 @@ def _check_labels(numbered: dict[int, Labelled], path: str | os.PathLike[str]) -
 
 
 def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tuple[int, Labelled]]:
-    """The number of each line but a header, with its label and its text."""
+    """Yields the number of each line but a header, with its label and its text."""
     number = 0
     for number, line in enumerate(read_lines(path), start=1):
         label, tab, text = line.partition("\t")
@@ -118,7 +118,7 @@ def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tu
 
 
 def named_labelled(name: str) -> Corpus[Labelled]:
-    """A named labelled text: `number-languages`, number words and the language they are in.
+    """Returns a named labelled text: `number-languages`, number words and the language they are in.
 
     Raises:
         RequestError: the name is unknown.
@@ -138,7 +138,7 @@ def named_labelled(name: str) -> Corpus[Labelled]:
 
 
 def _drawn_numbers(count: int) -> list[int]:
-    """Different numbers of one to six digits, of each length about as many; the same in every process."""
+    """Returns different numbers of one to six digits, of each length about as many; the same in every process."""
     generator, numbers = random.Random(0), dict[int, None]()
     while len(numbers) < count:
         numbers[generator.randrange(10 ** generator.randint(1, 6))] = None

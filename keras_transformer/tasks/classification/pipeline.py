@@ -78,7 +78,7 @@ class Classifier(TextPipeline):
         return cls(found.model(), found.source.tokenizer, found.labels)
 
     def classify(self, lines: Iterable[str], batch_size: int = 64) -> list[Prediction]:
-        """The likeliest label of each text. A text of more pieces than the context is cut.
+        """Returns the likeliest label of each text. A text of more pieces than the context is cut.
 
         Raises:
             RequestError: the model has no labels, or `lines` is no list of strings.
@@ -95,7 +95,7 @@ class Classifier(TextPipeline):
             yield Prediction(self.labels[int(row.argmax())], float(row.max()))
 
     def probabilities(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[np.ndarray]:
-        """The probability (C,) float32 of each label, for each text.
+        """Yields the probability (C,) float32 of each label, for each text.
 
         Raises:
             RequestError: see `classify`.
@@ -106,7 +106,7 @@ class Classifier(TextPipeline):
             yield from self._computations.run(LabelProbs(), self._ids(rows))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
-        """A vector for each text, (N, D) float32: the mean of its states, or what else the model takes for it."""
+        """Returns a vector for each text, (N, D) float32: the mean of its states, or what the model takes for it."""
         found = [self._computations.run(Embedding(), self._ids(rows))[0] for rows in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *found])
 
@@ -149,17 +149,17 @@ class Classifier(TextPipeline):
                 yield found[0][:length], found[1][:length]
 
     def attention(self, text: str) -> dict[str, Attention]:
-        """Where the pieces of a text look: "self", with the start and the end of the text among them."""
+        """Tells where the pieces of a text look: "self", with the start and the end of the text among them."""
         ((ids,),) = self._read([text], 1)
         return text_attention(self.model, with_ends(ids, self.model.context_length), self.tokenizer)
 
     def ids(self, line: str) -> list[int]:
-        """The ids of a text, between start and end, as the model takes them."""
+        """Returns the ids of a text, between start and end, as the model takes them."""
         (pieces,) = self.tokenizer.encode([line])
         return with_ends(pieces, self.model.context_length)
 
     def _read(self, lines: Iterable[str], batch_size: int, has_masks: bool = False) -> Iterator[list[Ids]]:
-        """The pieces of the lines in batches; behind the last, warnings tell of what cannot be read, or will be cut."""
+        """Yields batches of the lines' pieces; behind the last, warnings tell of what cannot be read, or will be cut."""
         unread, most, num_cut = Unread(self.tokenizer), self.model.context_length - 2, 0
         for some in in_batches(strings_of(lines), batch_size):
             unread.look(line.replace(MASK_PIECE, " ") if has_masks else line for line in some)
@@ -170,7 +170,7 @@ class Classifier(TextPipeline):
         warn_of_cuts(num_cut, most, "text(s)")
 
     def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
-        """The pieces with their probabilities, without control ids, which no text has."""
+        """Returns the pieces with their probabilities, without control ids, which no text has."""
         told = zip(ids.tolist(), self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)
         return [Prediction(piece, probability) for id, piece, probability in told if id >= self.model.num_control_ids]
 
@@ -186,7 +186,7 @@ def require_masks(fills: bool) -> None:
 
 
 def load_classifier(run: str | os.PathLike[str]) -> Classifier:
-    """The classifier of a run folder of an encoder. Nothing in the folder is executed.
+    """Loads the classifier of a run folder of an encoder. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.

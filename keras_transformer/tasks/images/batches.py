@@ -25,7 +25,7 @@ class Pixels(NamedTuple):
 
 
 def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], size: int, channels: int) -> Pixels:
-    """The pixels of images, memory-mapped from a file, which is written if it is not there yet.
+    """Returns the pixels of images, memory-mapped from a file, which is written if it is not there yet.
 
     Images that cannot be read are left out; a warning counts and names them.
 
@@ -63,7 +63,7 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
 
 
 def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
-    """The pixels of a file or of an array, see `read_image` and `pixels_of`."""
+    """Returns the pixels of a file or of an array, see `read_image` and `pixels_of`."""
     if isinstance(source, np.ndarray):
         return pixels_of(source, size, channels)
     return read_image(source, size, channels)
@@ -119,13 +119,13 @@ class ImagePlan(EqualPlan):
         return Batch({"images": images}, labels, weights)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The places of an epoch's images."""
+        """Returns the places of an epoch's images."""
         places = np.arange(len(self.pixels.labels))
         return np.random.default_rng((self.seed, epoch)).permutation(places) if self.shuffle else places
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """An image (H, W, ...) moved by whole pixels, less than its size; black comes in at the edge."""
+    """Returns an image (H, W, ...) moved by whole pixels, less than its size; black comes in at the edge."""
     moved = np.zeros_like(image)
     height, width = image.shape[:2]
     moved[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = image[

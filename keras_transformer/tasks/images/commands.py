@@ -60,7 +60,7 @@ def write_recognizer(imported: Imported, arguments: argparse.Namespace, images: 
 
 
 def images_of(arguments: argparse.Namespace) -> list[Path] | None:
-    """The images to certify exports on: the first of a folder and of the folders in it, by their paths.
+    """Returns the images to certify exports on: the first of a folder and of the folders in it, by their paths.
 
     Raises:
         RequestError: there are none.

@@ -76,7 +76,7 @@ class Recognizer(Pipeline):
         return cls(found.model(), found.labels)
 
     def pixels(self, image: Source) -> np.ndarray:
-        """An image as the model takes it, (S, S, channels) uint8.
+        """Returns an image as the model takes it, (S, S, channels) uint8.
 
         Raises:
             UnreadableImage: see `corpus.read_image`.
@@ -89,7 +89,7 @@ class Recognizer(Pipeline):
         return read(source, size, channels)
 
     def classify(self, images: Iterable[Source], batch_size: int = 64) -> list[Prediction]:
-        """The likeliest label of each image.
+        """Returns the likeliest label of each image.
 
         Raises:
             RequestError: an image cannot be read, or `images` is no list.
@@ -106,11 +106,11 @@ class Recognizer(Pipeline):
                 yield one if isinstance(one, UnreadableImage) else next(predictions)
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """The probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives them."""
+        """Returns the probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives."""
         return self._computations.run(ImageLabelProbs(), images)[0]
 
     def embed(self, images: np.ndarray) -> np.ndarray:
-        """The vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
+        """Returns the vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
         return self._computations.run(ImageEmbedding(), images)[0]
 
     def save(
@@ -156,7 +156,7 @@ class Recognizer(Pipeline):
         return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
 
     def attention(self, image: Source) -> dict[str, Attention]:
-        """Where the patches of an image look: "self", with the class token first.
+        """Tells where the patches of an image look: "self", with the class token first.
 
         Raises:
             RequestError: the image cannot be read.
@@ -169,7 +169,7 @@ class Recognizer(Pipeline):
 
 
 def readable(found: Iterable[Item | UnreadableImage]) -> Iterator[Item]:
-    """What was found of images.
+    """Yields what was found of images.
 
     Raises:
         RequestError: an image could not be read.
@@ -181,7 +181,7 @@ def readable(found: Iterable[Item | UnreadableImage]) -> Iterator[Item]:
 
 
 def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:
-    """The recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
+    """Loads the recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a classifier of images, no model yet, or a file is damaged.

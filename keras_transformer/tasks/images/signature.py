@@ -75,7 +75,7 @@ def image_probes(shape: Sequence[int]) -> list[np.ndarray]:
 
 
 def images_of(folder: RunFolder, config: Mapping[str, int]) -> list[np.ndarray]:
-    """The first validation images of a run, (S, S, channels) uint8 each.
+    """Returns the first validation images of a run, (S, S, channels) uint8 each.
 
     Raises:
         RequestError: there are none, or their file is damaged.
@@ -95,7 +95,7 @@ def images_of(folder: RunFolder, config: Mapping[str, int]) -> list[np.ndarray]:
 
 
 def _first_of(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], most: int) -> np.ndarray:
-    """The first images of an array, at most `most`. Its header is read before, and what follows them is not unpacked.
+    """Reads the first images of an array, at most `most`: its header before, and nothing of what follows them.
 
     Raises:
         ValueError, or another of `DAMAGED`: the array holds something else.

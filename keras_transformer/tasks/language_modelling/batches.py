@@ -19,7 +19,7 @@ LINES_AT_A_TIME = 10_000
 
 
 def tokenized_text(path: Path, lines: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
-    """The ids (N,) of a text, memory-mapped from a file, which is written if it is not there yet.
+    """Returns the ids (N,) of a text, memory-mapped from a file, which is written if it is not there yet.
 
     Args:
         path: the file.
@@ -100,7 +100,7 @@ class WindowPlan(EqualPlan):
         return Batch({"ids": ids}, labels, real.astype("float32"))
 
     def order(self, epoch: int) -> np.ndarray:
-        """Where the windows of an epoch begin."""
+        """Tells where the windows of an epoch begin."""
         if not self.shuffle:
             return np.arange(0, len(self.ids), self.width)
         random = np.random.default_rng((self.seed, epoch))

@@ -46,7 +46,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
-    """The prompts that are asked for.
+    """Returns the prompts that are asked for.
 
     Raises:
         RequestError: a prompt and a file were given, or none for a model that answers; or the file cannot be read or
@@ -65,8 +65,8 @@ def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
 
 
 def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
-    """The options of sampling, or of a search with `--beams`; answers are searched for unless an option of drawing is
-    given.
+    """Returns the options of sampling, or of a search with `--beams`; answers are searched for unless an option of
+    drawing is given.
 
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
@@ -100,7 +100,7 @@ def score(arguments: argparse.Namespace) -> None:
 
 
 def opened(run: str) -> Generator:
-    """The generator of a run; TensorFlow is loaded quietly before."""
+    """Returns the generator of a run; TensorFlow is loaded quietly before."""
     load_tensorflow()
     from keras_transformer.tasks.language_modelling.pipeline import load_generator
 

@@ -37,7 +37,7 @@ RECIPES = {"pydoc-topics": PYDOC_RECIPE}
 def text_from_file(
     text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None, seed: int | None = 0
 ) -> Corpus[str]:
-    """The lines of the user's own text, a UTF-8 file, plain or .gz.
+    """Returns the lines of the user's own text, a UTF-8 file, plain or .gz.
 
     Without validation text a tenth is held out, see `divided`.
 
@@ -59,7 +59,7 @@ def text_from_file(
 
 
 def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a file that is read more than once.
+    """Yields the lines of a file that is read more than once.
 
     Raises:
         RequestError: the file is empty, or no file.
@@ -74,7 +74,7 @@ def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def divided(lines: Callable[[], Iterable[str]], seed: int | None) -> tuple[Lines, Lines]:
-    """The lines to train on and those to validate on, about a tenth of the characters, line breaks included.
+    """Returns the lines to train on and those to validate on, about a tenth of the characters, line breaks included.
 
     A text is cut into a hundred stretches of whole lines, so that held-out lines stand among their neighbours, and
     still come from everywhere: of each ten stretches the seed draws one. Without a seed the last ones are held out.
@@ -100,7 +100,7 @@ def divided(lines: Callable[[], Iterable[str]], seed: int | None) -> tuple[Lines
 
 
 def named_text(name: str) -> Corpus[str]:
-    """A named text: `pydoc-topics`, the help texts of Python's own `pydoc`.
+    """Returns a named text: `pydoc-topics`, the help texts of Python's own `pydoc`.
 
     Raises:
         RequestError: the name is unknown.

@@ -234,7 +234,7 @@ class Generator(TextPipeline):
         return scores_of(self.log_probs, read, added, lengths, batch_size)
 
     def attention(self, text: str, answer: str | None = None) -> dict[str, Attention]:
-        """Where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
+        """Tells where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
 
         Raises:
             RequestError: an answer is given to a model that continues texts.
@@ -257,28 +257,28 @@ class Generator(TextPipeline):
         return found.tolist()
 
     def ids_of(self, text: str) -> Ids:
-        """The ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
+        """Returns the ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
         if self.answer_length is None:
             return self.tokenizer.encode_text(text)
         return self.tokenizer.encode([text])[0]
 
     def ids_of_prompt(self, prompt: str) -> Ids:
-        """The ids of a prompt, of any length; behind one to answer stands the separator. An empty prompt is the start
-        alone if the vocabulary puts none before a text.
+        """Returns the ids of a prompt, of any length; behind one to answer stands the separator. An empty prompt is the
+        start alone if the vocabulary puts none before a text.
         """
         ids = self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
         return ids or [START] * (not self.tokenizer.has_start)
 
     def begun_by(self, ids: Sequence[int]) -> tuple[int, Ids]:
-        """What the model reads at position 0, and what follows: the start id and a prompt, or the prompt alone if the
-        vocabulary puts no start before a text.
+        """Returns what the model reads at position 0, and what follows: the start id and a prompt, or the prompt alone
+        if the vocabulary puts no start before a text.
         """
         if self.tokenizer.has_start or not ids:
             return START, [*ids]
         return ids[0], [*ids[1:]]
 
     def fitting(self, ids: Ids) -> Ids:
-        """What the model reads of the ids of a prompt."""
+        """Returns what the model reads of the ids of a prompt."""
         context = self.model.context_length
         if self.answer_length is None:
             return ids if len(ids) < context else ids[-self._kept :]
@@ -286,7 +286,7 @@ class Generator(TextPipeline):
         return ids if len(ids) <= most else [*ids[: most - 1], SEPARATOR]
 
     def text_of(self, added: Sequence[int]) -> str:
-        """The text of ids that were added."""
+        """Returns the text of ids that were added."""
         if self.answer_length is None:
             return self.tokenizer.decode_text(added)
         return self.tokenizer.decode([added])[0]
@@ -298,7 +298,7 @@ class Generator(TextPipeline):
         return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)
 
     def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
-        """The ids of the prompts, cut where they are too long."""
+        """Returns the ids of the prompts, cut where they are too long."""
         require_whole("max_tokens", max_tokens, 1)
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
@@ -308,7 +308,7 @@ class Generator(TextPipeline):
         return self._read(prompts)
 
     def _read(self, prompts: Sequence[str]) -> list[Ids]:
-        """What the model reads of prompts; warnings count those that are cut, and what cannot be read."""
+        """Returns what the model reads of prompts; warnings count those that are cut, and what cannot be read."""
         begun = [self.ids_of_prompt(prompt) for prompt in prompts]
         Unread(self.tokenizer, prompts).tell()
         fitting = [self.fitting(ids) for ids in begun]
@@ -321,7 +321,7 @@ class Generator(TextPipeline):
         return fitting
 
     def _context(self, ids: Ids) -> Ids:
-        """What the model sees of a text that goes on. It depends on the text's length alone."""
+        """Returns what the model sees of a text that goes on. It depends on the text's length alone."""
         length = self.model.context_length
         step = length - self._kept
         return ids[step * max(0, (len(ids) - length) // step + 1) :]
@@ -376,7 +376,7 @@ class Generator(TextPipeline):
 
 
 def load_generator(run: str | os.PathLike[str]) -> Generator:
-    """The generator of a run folder of a language model. Nothing in the folder is executed.
+    """Loads the generator of a run folder of a language model. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.

@@ -140,7 +140,7 @@ def continue_ids(
     index_dtype: str | None = None,
     has_start: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The generator's search in one context, from ids to ids.
+    """Searches as the generator does, in one context, from ids to ids.
 
     Args:
         model: the model.

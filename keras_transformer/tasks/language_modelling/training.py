@@ -174,14 +174,14 @@ def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
 
 
 def longest_target(settings: Settings) -> int:
-    """The most pieces of a target. With its end it takes at most half of the context."""
+    """Returns the most pieces of a target. With its end it takes at most half of the context."""
     return min(settings.max_length, settings.context_length // 2 - 1)
 
 
 def _within_context(
     run: Run, cache: Path, valid_pairs: list[Pair], tokenizers: Tokenizers
 ) -> tuple[TokenizedCorpus, TokenizedCorpus]:
-    """The pairs of training and of validation without those of too long targets."""
+    """Returns the pairs of training and of validation without those of too long targets."""
     most = longest_target(run.settings)
     try:
         return tokenized(
@@ -214,7 +214,7 @@ def _tell(run: Run, train: TokenizedCorpus, rows: PairRows, most: int) -> None:
 
 
 def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
-    """A function that gives samples of the model's present weights (their moving average, with --ema), in float32."""
+    """Returns a function that samples from the model's present weights (with --ema their moving average), in float32."""
     twin = make_model(run.config["model"])
     generator = Generator(twin, data.tokenizer, run.config.get("answer_length"))
 

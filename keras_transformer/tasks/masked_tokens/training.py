@@ -48,7 +48,7 @@ class MaskedRows(TextRows):
         return ids, labels
 
     def _hidden(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """The ids that the model sees in place of tokens that it must predict."""
+        """Returns the ids that the model sees in place of tokens that it must predict."""
         draw = random.random(len(ids))
         others = random.integers(*self.pieces, len(ids))
         return np.where(draw < MASKED, MASK, np.where(draw < MASKED + CHANGED, others, ids))

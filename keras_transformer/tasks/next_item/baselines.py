@@ -33,7 +33,7 @@ class Popularity:
         self.shares = counts / max(counts.sum(), 1)
 
     def scores(self, history: Sequence[int]) -> np.ndarray:
-        """The same for each history."""
+        """Returns the same for each history."""
         return self.shares
 
 
@@ -64,7 +64,7 @@ class ItemToItem:
 
 
 def ranks(baseline: Baseline, histories: Sequence[Sequence[int]], targets: Sequence[int], first: int) -> np.ndarray:
-    """The rank (N,) of each target after its history among the ids from `first` on, as in `metrics.ranks_of`.
+    """Returns the rank (N,) of each target after its history among the ids from `first` on, as in `metrics.ranks_of`.
 
     Args:
         baseline: what scores.

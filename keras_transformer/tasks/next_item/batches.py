@@ -14,7 +14,7 @@ from keras_transformer.text.tokenizer import PAD, START
 
 
 def with_start(ids: Sequence[int], context_length: int) -> list[int]:
-    """What the model sees of a history: the start id and the last items, `context_length` ids in all."""
+    """Returns what the model sees of a history: the start id and the last items, `context_length` ids in all."""
     return [START, *ids[max(0, len(ids) - context_length + 1) :]]
 
 
@@ -82,7 +82,7 @@ class HistoryPlan(RowPlan):
         super().__init__(rows, token_budget, seed, num_replicas, accumulate, shuffle=shuffle)
 
     def corpus_of(self, epoch: int) -> Any:
-        """The rows of an epoch."""
+        """Returns the rows of an epoch."""
         if not self.shuffle:
             return self.corpus
         random = np.random.default_rng((self.seed, epoch, 1))

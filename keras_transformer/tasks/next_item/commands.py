@@ -38,7 +38,7 @@ def recommend(arguments: argparse.Namespace) -> None:
 
 
 def log_in(path: str) -> Log:
-    """The log in a file; `--help` does not wait for what reads it."""
+    """Reads the log in a file; `--help` does not wait for what reads it."""
     from keras_transformer.tasks.next_item.corpus import read_log
 
     return read_log(path)
@@ -51,7 +51,7 @@ def show(found: list[Recommendation], **whose: str) -> None:
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
-    """The vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
+    """Returns the vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
     if arguments.items and arguments.log is not None:
         raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
     log = None if arguments.log is None else log_in(arguments.log)

@@ -83,7 +83,7 @@ class Recommender(Pipeline):
     def recommend(
         self, histories: Iterable[Sequence[str]], count: int = 10, only_new: bool = False, batch_size: int = 64
     ) -> list[list[Recommendation]]:
-        """The likeliest next items of each history, the likeliest first.
+        """Returns the likeliest next items of each history, the likeliest first.
 
         Args:
             histories: an empty one gets what mostly comes first.
@@ -108,7 +108,7 @@ class Recommender(Pipeline):
                 yield self._best(row, left_out, count)
 
     def embed(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
-        """A vector for each history, (N, D) float32.
+        """Returns a vector for each history, (N, D) float32.
 
         The inner product with an item's vector is the item's logit, without the bias that `--output-bias` adds.
         """
@@ -117,7 +117,7 @@ class Recommender(Pipeline):
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 
     def attention(self, history: Sequence[str]) -> dict[str, Attention]:
-        """Where the items of a history look: "self", with the beginning of the history among them."""
+        """Tells where the items of a history look: "self", with the beginning of the history among them."""
         (known,) = self._in_batches([history], 1)
         ids = self._begun([known[0]])
         names = [self.items.names[id - FIRST_ITEM] for id in ids[0, 1:]]
@@ -125,11 +125,11 @@ class Recommender(Pipeline):
         return attention_of(self.model, {"ids": ids}, {"self": (tokens, tokens)})
 
     def item_vectors(self) -> np.ndarray:
-        """The vectors of all items, (items, D) float32, in the order of `items.names`."""
+        """Returns the vectors of all items, (items, D) float32, in the order of `items.names`."""
         return np.asarray(self.model.item_vectors(), "float32")
 
     def ranks(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
-        """The rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
+        """Returns the rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
 
         An item that the vocabulary lacks is missed, see `metrics.ranks_of`.
 
@@ -171,7 +171,7 @@ class Recommender(Pipeline):
 
 
 def load_recommender(run: str | os.PathLike[str]) -> Recommender:
-    """The recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
+    """Loads the recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a sequence encoder, no model yet, or a file is damaged.
@@ -180,7 +180,7 @@ def load_recommender(run: str | os.PathLike[str]) -> Recommender:
 
 
 def history_of(line: str) -> list[str]:
-    """The items of a line, which tabs divide."""
+    """Returns the items of a line, which tabs divide."""
     return [item.strip() for item in line.split("\t") if item.strip()]
 
 

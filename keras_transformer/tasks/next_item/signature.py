@@ -83,7 +83,7 @@ class Recommending(Signature):
 
 
 def num_listed(model: FamilyModel) -> int:
-    """How many items a model of histories lists."""
+    """Returns how many items a model of histories lists."""
     return min(NUM_ITEMS, model.vocabulary_size - model.num_control_ids)
 
 
@@ -93,7 +93,7 @@ def history_probes(names: Sequence[str], most: int) -> list[list[str]]:
 
 
 def histories_of(folder: RunFolder, context_length: int) -> list[list[str]]:
-    """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
+    """Makes up histories of the run's items, some longer than the context: a run keeps none of its users'."""
     names = Items.load(folder.items).names
     draws = np.random.default_rng(SEED)
     lengths = draws.integers(0, context_length + 5, QUICK_TEXTS)

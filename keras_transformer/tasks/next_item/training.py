@@ -92,7 +92,7 @@ class Training(TaskTraining[Histories, SequenceEncoder]):
 
 
 def _items(run: Run) -> Items:
-    """The items of the run: its own, those of `--init-from`, or those of the log."""
+    """Returns the items of the run: its own, those of `--init-from`, or those of the log."""
     settings, path = run.settings, run.folder.items
     if run.is_resumed and path.is_file():
         return Items.load(path)

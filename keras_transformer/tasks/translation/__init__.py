@@ -27,7 +27,7 @@ from keras_transformer.training.common_settings import (
 
 
 def language(side: str) -> Any:
-    """A setting that names a language of the user's text."""
+    """Returns a setting that names a language of the user's text."""
     help = f"the language of the {side} text, such as en; of a model between many, in its codes: eng_Latn"
     return flag(
         DATA, None, help, lambda x: x.isprintable() and 0 < len(x) <= MAX_TAG, f"a code of 1 to {MAX_TAG} characters",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
-    """The translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
+    """Loads the translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
 
     Args:
         runs: run folders whose vocabularies are the same, as those of runs that differ in their seeds are. The options
@@ -37,7 +37,7 @@ def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int
 
 
 def ensemble_decoder(runs: Sequence[str | os.PathLike[str]]) -> KerasDecoder:
-    """The decoder of the runs' models, or of the one run's.
+    """Loads the decoder of the runs' models, or of the one run's.
 
     Raises:
         RequestError: see `load_ensemble`.

@@ -29,7 +29,7 @@ class Direction(NamedTuple):
     target: Ids = []
 
     def of(self, sentence: Sentence) -> Sentence:
-        """The sentence with its tags."""
+        """Returns the sentence with its tags."""
         return replace(sentence, source=self.source + sentence.source, prefix=self.target + sentence.prefix)
 
 
@@ -91,7 +91,7 @@ def require_languages(learned: LearnedText, tags: Mapping[str, str]) -> None:
 
 
 def direction_of(learned: LearnedText, tags: Mapping[str, str], tokenizer: Tokenizer) -> Direction:
-    """The tags of a direction.
+    """Returns the tags of a direction.
 
     Args:
         learned: with the languages of source and target.

@@ -147,8 +147,8 @@ class Translator(Pipeline):
         return self.learned_text.target_language
 
     def between(self, source_language: str | None, target_language: str | None) -> Translator:
-        """The translator of a direction, for a model between many languages; None leaves a side as it is. The codes are
-        the model's own, such as "eng_Latn"; RequestError is raised for one that it does not know."""
+        """Returns the translator of a direction, for a model between many languages; None leaves a side as it is. The
+        codes are the model's own, such as "eng_Latn"; RequestError is raised for one that it does not know."""
         other = copy.copy(self)
         other.learned_text = with_languages(self.learned_text, self.language_tags, source_language, target_language)
         return other
@@ -186,7 +186,7 @@ class Translator(Pipeline):
         split: str = "sentences",
         long: str | None = None,
     ) -> str | list[str]:
-        """The best translation of each text, by beam search. The translation of a blank line is empty.
+        """Returns the best translation of each text, by beam search. The translation of a blank line is empty.
 
         Args:
             lines: texts, or one text, of one line or several. Line breaks, blank lines, indentation and the marks of
@@ -272,7 +272,7 @@ class Translator(Pipeline):
         return translations(self.decoder, self.target_tokenizer, len(sources), sentences, options)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
-        """The model's probability of a given translation of each source.
+        """Returns the model's probability of a given translation of each source.
 
         Raises:
             RequestError: the lists are not of one length, or not of strings; or `batch_size` is not positive.
@@ -330,7 +330,7 @@ class Translator(Pipeline):
         }
 
     def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
-        """Where the model looks while it translates a text.
+        """Tells where the model looks while it translates a text.
 
         Args:
             text: one sentence.
@@ -405,7 +405,7 @@ class Translator(Pipeline):
         write_run(path, overwrite, self.task, twin, sections, lambda to: _write_text(to, twin, self.tokenizers, texts))
 
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
-        """The pieces of sources, cut where they are too long; warnings count those, and what cannot be read."""
+        """Returns the pieces of sources, cut where they are too long; warnings count those, and what cannot be read."""
         encoded = [self.direction.source + ids for ids in self.source_tokenizer.encode(lines)]
         Unread(self.source_tokenizer, lines).tell()
         warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
@@ -465,7 +465,7 @@ def load(
     num_threads: int | None = None,
     provider: str = "auto",
 ) -> Translator:
-    """The translator of a run folder or of an export folder.
+    """Loads the translator of a run folder or of an export folder.
 
     A run translates with its Keras model. An export translates with its graphs in ONNX Runtime, and imports neither
     Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.

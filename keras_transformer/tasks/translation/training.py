@@ -102,15 +102,16 @@ class Training(TaskTraining[Text, Transformer]):
 
 
 def _translator(run: Run, data: Text, model: Transformer) -> Translator:
-    """The translator of a model of the run, between the languages of its text."""
+    """Returns the translator of a model of the run, between the languages of its text."""
     learned = LearnedText.of_corpus(run.config.get("corpus", {}))
     tags = run.config.get("language_tags")
     return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
-    """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
-    outside of any strategy."""
+    """Returns a function that translates with the model's present weights (their moving average, with --ema), in float32
+    and outside of any strategy.
+    """
     twin = make_model(run.config["model"])
     translator = _translator(run, data, twin)
 

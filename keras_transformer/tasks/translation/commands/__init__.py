@@ -157,7 +157,7 @@ def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
 
 
 def validation_of(arguments: argparse.Namespace) -> Validation | None:
-    """The sentences to certify exports on, and their translations.
+    """Returns the sentences to certify exports on, and their translations.
 
     Raises:
         RequestError: one of the files is missing, or they have not equally many lines.

@@ -52,7 +52,7 @@ def distill(arguments: argparse.Namespace) -> None:
 
 
 def distilled_text(arguments: argparse.Namespace) -> DistilledText:
-    """The text that the options ask for.
+    """Returns the text that the options ask for.
 
     Raises:
         RequestError: they ask neither for a student nor for a text, or train a student that has no folder.
@@ -67,8 +67,8 @@ def distilled_text(arguments: argparse.Namespace) -> DistilledText:
 
 
 def student_flags(arguments: argparse.Namespace) -> Config:
-    """The student's flags by the names of their settings; it validates on the first teacher's validation text, unless
-    a flag names another.
+    """Returns the student's flags by the names of their settings. It validates on the first teacher's validation text,
+    unless a flag names another.
 
     Raises:
         RequestError: `--train` has a flag that `distill` gives itself.
@@ -101,7 +101,7 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: C
 
 
 def valid_sources(given: Config) -> list[str]:
-    """The sources on which the student validates; none if they will be held out."""
+    """Returns the sources on which the student validates; none if they will be held out."""
     return list(read_lines(given["valid_source"])) if given["valid_source"] else []
 
 
@@ -138,7 +138,7 @@ def figures(arguments: argparse.Namespace) -> list[Config]:
 
 
 def parameters_of(run: str) -> int | None:
-    """How many parameters the model of a run has; None for an export, which does not tell."""
+    """Returns how many parameters the model of a run has; None for an export, which does not tell."""
     if not RunFolder(run).is_run():
         return None
     return num_parameters(read_config(run))

@@ -62,7 +62,7 @@ def warn_of_text(folder: str, lines: ParallelLines, tokenizer: Tokenizer) -> Non
 
 
 def are_swapped(given: ParallelLines, kept: ParallelLines) -> bool:
-    """Whether the sources look like the kept targets and the targets like the kept sources, by three letters in a row.
+    """Tells whether sources look like the kept targets and targets like the kept sources, by three letters in a row.
 
     Args:
         given, kept: two texts; the first thousand lines of each are looked at.
@@ -98,7 +98,7 @@ def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]
 
 
 def scorer(folder: str, provider: str = "auto") -> Translator:
-    """What scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
+    """Returns what scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
 
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
@@ -137,7 +137,7 @@ def compared(
     targets: list[str],
     tokenize: str,
 ) -> list[Config]:
-    """What `bleu.paired_quality` tells of each translator against the first, the number of sentences, and the search.
+    """Compares each translator with the first: `bleu.paired_quality`, the number of sentences, and the search.
 
     Args:
         translators: at least two.
@@ -156,7 +156,7 @@ def compared(
 
 
 def common_tokenizer(tokenize: str | None, translators: Sequence[Translator]) -> str:
-    """The name of the tokenizer with which BLEU of all translators is counted.
+    """Returns the name of the tokenizer with which BLEU of all translators is counted.
 
     Raises:
         RequestError: the tokenizer cannot be used, or none is given and the target languages have different ones.

@@ -27,7 +27,7 @@ OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def own_search_of(arguments: argparse.Namespace) -> Config:
-    """The options of the search that the run brings; an export's are known once it is open.
+    """Returns the options of the search that the run brings; an export's are known once it is open.
 
     Raises:
         RequestError: the run's configuration is damaged, or its model is no translator.
@@ -37,7 +37,7 @@ def own_search_of(arguments: argparse.Namespace) -> Config:
 
 
 def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
-    """The options as the translator takes them.
+    """Returns the options as the translator takes them.
 
     Args:
         arguments: the command's.
