@@ -55,7 +55,7 @@ def folder_of(runs: Sequence[RunFolder]) -> Path:
 
 
 def content_of(run: RunFolder) -> list[tuple[str | int, ...]]:
-    """Returns the sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And
+    """Returns the sizes and checksums of the parts of model.keras, from the archive's list, without the weights. And
     the source of the modules that register parts of the run: all files of a package.
 
     Raises:

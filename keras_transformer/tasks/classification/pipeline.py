@@ -159,7 +159,7 @@ class Classifier(TextPipeline):
         return with_ends(pieces, self.model.context_length)
 
     def _read(self, lines: Iterable[str], batch_size: int, has_masks: bool = False) -> Iterator[list[Ids]]:
-        """Yields batches of the lines' pieces; behind the last, warnings tell of what cannot be read, or will be cut."""
+        """Yields batches of the lines' pieces; behind the last, warnings tell of what cannot be read or is cut."""
         unread, most, num_cut = Unread(self.tokenizer), self.model.context_length - 2, 0
         for some in in_batches(strings_of(lines), batch_size):
             unread.look(line.replace(MASK_PIECE, " ") if has_masks else line for line in some)

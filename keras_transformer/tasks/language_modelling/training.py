@@ -214,7 +214,7 @@ def _tell(run: Run, train: TokenizedCorpus, rows: PairRows, most: int) -> None:
 
 
 def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
-    """Returns a function that samples from the model's present weights (with --ema their moving average), in float32."""
+    """Returns a function that samples by the model's present weights (with --ema their mean), in float32."""
     twin = make_model(run.config["model"])
     generator = Generator(twin, data.tokenizer, run.config.get("answer_length"))
 

@@ -109,8 +109,8 @@ def _translator(run: Run, data: Text, model: Transformer) -> Translator:
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
-    """Returns a function that translates with the model's present weights (their moving average, with --ema), in float32
-    and outside of any strategy.
+    """Returns a function that translates with the model's present weights (their moving average, with --ema), in
+    float32 and outside of any strategy.
     """
     twin = make_model(run.config["model"])
     translator = _translator(run, data, twin)
