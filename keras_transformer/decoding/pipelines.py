@@ -36,7 +36,6 @@ from keras_transformer.text.sentences import Ids, batches_by_length, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.weights import Imported
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
 
@@ -284,8 +283,8 @@ class Pipeline:
         return cls.of_run(load_model(run, TASKS[cls.task].kind), RunFolder(run))
 
     @classmethod
-    def imported(cls, found: Imported) -> Self:
-        """Makes it of a model that was read from another format."""
+    def imported(cls, found: Any) -> Self:
+        """Makes it of a model that was read from another format, an `importing.weights.Imported`."""
         raise NotImplementedError
 
     @property
