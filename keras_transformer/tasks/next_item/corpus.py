@@ -7,12 +7,12 @@ import os
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.core.errors import RequestError, warn
 from keras_transformer.core.files import write_text
@@ -140,7 +140,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     users: dict[str, int] = {}
     items: dict[str, int] = {}
-    events: list[tuple[array[int], array[int] | list[Time]]] = []  # the events of each user: items and times
+    events: list[tuple[array[int], MutableSequence[Any]]] = []  # the events of each user: items and times
     for user, item, time in _events(path):
         number = users.setdefault(user, len(users))
         if number == len(events):

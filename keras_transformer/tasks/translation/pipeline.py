@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from keras_transformer.importing.weights import Imported
-    from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
@@ -355,7 +354,7 @@ class Translator(Pipeline):
         return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     @property
-    def exported_model(self) -> FamilyModel:
+    def exported_model(self) -> Any:
         return self.decoder.joint
 
     @property
