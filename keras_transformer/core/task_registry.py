@@ -8,7 +8,7 @@ it holds, by the names of its modules:
 * `pipeline`: the class of what a user holds of a run, such as a translator: `PIPELINE`, a
   `decoding.pipelines.Pipeline`.
 * `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
-  `decoding.signatures.Signature`.
+  `checking.signatures.Signature`.
 * `commands`: its commands by their names, `COMMANDS`, the main one first; see `commands.command.Command`. If imported
   models of the task become runs in a way of their own, `IMPORTER` too; see `commands.command.Importer`.
 """
@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its model, a key of `family.KINDS`."""
+        """The kind of its model, a key of `model_spec.KINDS`."""
         return self.settings.kind
 
     @property
