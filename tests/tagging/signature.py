@@ -21,7 +21,7 @@ class Tagging(Filling):
         return {"piece_ids": tags, "probabilities": probabilities, "vector": self.model.vectors(states, ids)}
 
     @classmethod
-    def seen(cls, pipeline, texts) -> list[Seen]:
+    def seen(cls, pipeline, texts):
         lines, ids = [valid(text) for text in texts], range(FIRST_TAG, FIRST_TAG + len(pipeline.labels))
         vectors = pipeline.embed(lines)
         rankings = ([ranking_of(ids, row) for row in pipeline.tag_probabilities(line)] for line in lines)
