@@ -144,6 +144,6 @@ class Seen(NamedTuple):
     vector: np.ndarray
 
 
-def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
+def ranking_of(labels: Sequence[str] | Sequence[int], probabilities: np.ndarray) -> Ranking:
     """The ranking of labels with these probabilities."""
     return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})

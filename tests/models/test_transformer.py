@@ -16,7 +16,7 @@ from keras_transformer.models import Transformer, count_parameters
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.presets import PRESETS
 from keras_transformer.spec.search_options import EXTRA_LENGTH
-from keras_transformer.tasks.translation.settings import Settings
+from keras_transformer.tasks.translation import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random
 from tests.models import combinations
@@ -224,7 +224,11 @@ def test_the_papers_models_and_how_they_were_trained():
         settings: dict[str, Any] = Settings(**PRESETS[name]).as_dict()
         sizes = {key: PRESETS[name][key] for key in SIZES}
         assert row == (settings["dropout"], settings["steps"], count_parameters(sizes))
-        paper: dict[str, Any] = {"num_heads": settings["hidden_dim"] // 64, "token_budget": 25_000, "vocabulary_size": 37_000}
+        paper: dict[str, Any] = {
+            "num_heads": settings["hidden_dim"] // 64,
+            "token_budget": 25_000,
+            "vocabulary_size": 37_000,
+        }
         paper |= {"warmup_steps": 4_000, "label_smoothing": 0.1, "residual": "post_norm", "positions": "sinusoidal"}
         assert settings.items() >= paper.items() and settings["tied_output"] is True
     default, state = (
