@@ -16,6 +16,7 @@ from keras_transformer.commands import runs as command
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.pipelines import pipeline_of
 from keras_transformer.plots import attention_picture, word_lines_picture
+from keras_transformer.runs.run_folder import RunConfig
 
 TEXT = "a dog and a cat"
 
@@ -98,7 +99,7 @@ def test_every_kind_of_run_is_asked_as_it_takes_its_input(monkeypatch):
         held = pipeline_of(task)
         loaded: Any = object.__new__(held)
         loaded.labels, loaded.attention = ["x"], Mock(return_value={})
-        config = {"settings": {"task": task}, "model": {"kind": TASKS[task].kind}}
+        config = RunConfig({"kind": TASKS[task].kind}, {"task": task})
         monkeypatch.setattr(command, "read_config", lambda run, config=config: config)
         monkeypatch.setattr(held, "load", lambda run, loaded=loaded: loaded)
         command.attentions_of("run", "a\tb", None)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunConfig
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text.bleu import bleu
 from keras_transformer.training import result
@@ -37,7 +38,7 @@ def write(monkeypatch):
         kept.to_average = lambda end: [step for step in (5, 6, 7) if step <= (end or 7)]
         folder = SimpleNamespace(model="model.keras")
         run: Any = SimpleNamespace(
-            settings=settings, folder=folder, config={"model": {}}, task=training_of("translation")
+            settings=settings, folder=folder, config=RunConfig({}, {}), task=training_of("translation")
         )
         trained: Any = SimpleNamespace(distribute_strategy=SimpleNamespace(num_replicas_in_sync=1))
         result.write_result(run, text, trained, progress, kept)
