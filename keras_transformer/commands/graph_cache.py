@@ -75,8 +75,8 @@ def writers() -> tuple[str, list[str]]:
     """Returns what a graph depends on besides the model: the source of this package and of the export, and the versions
     of the packages that write it and run it.
     """
-    folders = {Path(str(module.__file__)).parent for module in (version, export_module("__main__"))}
-    return sha256_of_source(*folders), sorted({name for package in PACKAGES for name in installed(package)})
+    package, export = Path(version.__file__).parents[1], Path(str(export_module("__main__").__file__)).parent
+    return sha256_of_source(package, export), sorted({name for package in PACKAGES for name in installed(package)})
 
 
 def installed(package: str) -> Iterator[str]:
