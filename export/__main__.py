@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_transformer.commands import COUNT, FEW, CommandParser, number_from
+from keras_transformer.commands.parser import COUNT, FEW, CommandParser, number_from
 from keras_transformer.core.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, found, locked

@@ -17,7 +17,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.folders import whole_folder
 from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.models.model_factory import make_model, model_config
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
@@ -130,11 +130,11 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
             runs cannot translate together, see `load_ensemble`.
     """
     config = read_config(run)
-    task = TASKS[config.task]
-    if others and not hasattr(task.module("pipeline"), "translator_of"):
-        raise RequestError(f"runs of --task {config.task} cannot answer together; received {1 + len(others)} runs")
-    together = task.module("ensembles").load_ensemble if others else None
-    pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
+    task = config.task
+    held = pipeline_of(task)
+    if others and not hasattr(held, "between"):
+        raise RequestError(f"runs of --task {task} cannot answer together; received {1 + len(others)} runs")
+    pipeline = TASKS[task].module("ensembles").load_ensemble([run, *others]) if others else held.load(run)
     said = (config.corpus.get("name"), config.corpus.get("source_language"), config.corpus.get("target_language"))
     name, *languages = (plain(one or "") for one in said)
     return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, config.unfinished())

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from keras_transformer.commands import Command, CommandParser, export_module, runs, verbs
+from keras_transformer.commands import runs
+from keras_transformer.commands.command import Command, export_module, task_commands
+from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
 from keras_transformer.core.version import __version__
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
@@ -26,9 +27,9 @@ def train(arguments: argparse.Namespace) -> None:
     train({name: value for name, value in vars(arguments).items() if name != "command"})
 
 
-# The commands of the house; the tasks bring the others.
-HOUSE = {
-    "train": Command(train, "train a translator, or with TASK another model", takes=""),
+# The commands of no task; the tasks bring the others.
+CORE_COMMANDS = {
+    "train": Command(train, "train a translator, or with TASK another model", run_help=""),
     "neighbours": Command(
         runs.neighbours, "tell which pieces have vectors like those of words", runs.add_neighbours_options
     ),
@@ -41,18 +42,18 @@ HOUSE = {
     "info": Command(runs.info, "tell what a run is and how it went"),
     "import": Command(
         runs.import_model, "make a run of a trained model in Hugging Face's format", runs.add_import_options,
-        takes="",
+        run_help="",
     ),
     "export": Command(
         export.run, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
-        takes="",
+        run_help="",
     ),
 }  # fmt: skip
 
 
 def commands() -> dict[str, Command]:
-    """All commands, by their names."""
-    return {"train": HOUSE["train"], **verbs(), **HOUSE}
+    """Returns all commands, by their names."""
+    return {"train": CORE_COMMANDS["train"], **task_commands(), **CORE_COMMANDS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Returns all commands and their options."""
     parser = CommandParser(
         prog=command_line(),
         description="Trains Transformers, translates with them, and exports them.",
@@ -75,23 +76,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
     parser.add_argument(FLAG, metavar="MODULE", help=HELP)
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_parser)  # type: ignore[call-overload]
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=flags.Parser)
     for name, command in commands().items():
         description = f"{command.help[0].upper()}{command.help[1:]}."
+        # `train` takes the flags of the task that its words name.
+        subparsers._parser_class = flags.TrainParser if name == "train" else CommandParser
         one = subparsers.add_parser(name, help=command.help, description=description, allow_abbrev=False)
         one.set_defaults(command=command.run)
-        if command.takes:
-            one.add_argument("run", metavar="RUN", help=command.takes)
+        if command.run_help:
+            one.add_argument("run", metavar="RUN", help=command.run_help)
         command.add_options(one)
         if name != "train":  # which has it
             one.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
     return parser
-
-
-def _parser(**options: Any) -> argparse.ArgumentParser:
-    """The parser of a command; that of `train` takes the flags of the task that its words name."""
-    is_train = options["prog"].endswith(" train")
-    return flags.TrainParser(**options) if is_train else CommandParser(**options)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
 from keras_transformer.runs.run_folder import RunFolder, read_config
-from keras_transformer.tasks.classification.pipeline import classifier_of
+from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images import corpus
-from keras_transformer.tasks.language_modelling.pipeline import generator_of
-from keras_transformer.tasks.translation.pipeline import translator_of
+from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.translation.pipeline import Translator
 from tests.golden.cases import SEARCH, WORDS
 from tests.golden.stored import unpack
 
@@ -109,12 +109,12 @@ def on_onnx(runs, tmp_path_factory) -> Callable[[str], Any]:
         if name == "translation":
             decoding = opened.decoding(**SEARCH)  # type: ignore[arg-type]
             write_artefacts(opened, folder, decoding, [("onnx", "float32")])
-            return translator_of(OnnxDecoder(ExportFolder(folder).graphs("float32"), 4), run)
+            return Translator.of_run(OnnxDecoder(ExportFolder(folder).graphs("float32"), 4), run)
         computation, path = COMPUTED.get(name), folder / "graph.onnx"
         graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, computation=path)
         write_with_probes(opened, graphs, computation, "float32")
         model = OnnxComputations(graphs, read_config(run).model)
-        return generator_of(model, run) if computation is None else classifier_of(model, run)
+        return Generator.of_run(model, run) if computation is None else Classifier.of_run(model, run)
 
     return made
 

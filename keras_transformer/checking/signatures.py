@@ -243,8 +243,8 @@ class ReferenceOutputs(NamedTuple):
     vector: np.ndarray
 
 
-def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
-    """Ranks labels by their probabilities."""
+def ranking_of(labels: Sequence[Choice], probabilities: np.ndarray) -> Ranking:
+    """Ranks choices, such as labels, by their probabilities."""
     return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer.checking.probes import ComputedProbe
-from keras_transformer.commands import export_module
+from keras_transformer.commands.command import export_module
 from keras_transformer.core import version
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.core.files import write_text
@@ -48,14 +48,14 @@ TrainedRun = Any  # the class of the export's module `artefacts`, which is impor
 
 
 def folder_of(runs: Sequence[RunFolder]) -> Path:
-    """Where the graphs of these weights and this source belong, of runs that answer together in the first."""
+    """Tells where the graphs of these weights and this source belong, of runs that answer together in the first."""
     key = digest((writers(), *map(content_of, runs)))
     return runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
 
 
-def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
-    """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And the
-    source of the modules that register parts of the run: all files of a package.
+def content_of(run: RunFolder) -> list[tuple[str | int, ...]]:
+    """Returns the sizes and checksums of the parts of model.keras, from the archive's list, without the weights. And
+    the source of the modules that register parts of the run: all files of a package.
 
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
@@ -66,27 +66,28 @@ def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
 
 
 def source_of(module: ModuleType) -> str:
-    """A short name for the source of an imported module; of a package for all its Python files."""
+    """Returns a short name for the source of an imported module; of a package for all its Python files."""
     path = Path(str(module.__file__))
     return sha256_of_source(path.parent) if hasattr(module, "__path__") else digest(path.read_bytes())
 
 
 def writers() -> tuple[str, list[str]]:
-    """What a graph depends on besides the model: the source of this package and of the export, and the versions of the
-    packages that write it and run it."""
+    """Returns what a graph depends on besides the model: the source of this package and of the export, and the versions
+    of the packages that write it and run it.
+    """
     package, export = Path(version.__file__).parents[1], Path(str(export_module("__main__").__file__)).parent
     return sha256_of_source(package, export), sorted({name for package in PACKAGES for name in installed(package)})
 
 
 def installed(package: str) -> Iterator[str]:
-    """The folders in which pip describes a package; their names have the version. `importlib.metadata` takes 15 ms."""
+    """Yields the folders in which pip describes a package, with its version. `importlib.metadata` takes 15 ms."""
     spec = importlib.util.find_spec(package)
     if spec and spec.origin:
         yield from (path.name for path in Path(spec.origin).parents[1].glob(f"{package}*-info"))
 
 
 def digest(content: object) -> str:
-    """A short name for the content, for its `repr`."""
+    """Returns a short name for the content, for its `repr`."""
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
@@ -97,7 +98,7 @@ def graphs_for(
     place: Callable[[], Graphs],
     write: Callable[[TrainedRun, Graphs], None],
 ) -> Graphs | None:
-    """The graphs that answer a command; they are built if they are not there. None if Keras answers.
+    """Returns the graphs that answer a command; they are built if they are not there. None if Keras answers.
 
     Args:
         arguments: the command's.
@@ -122,7 +123,7 @@ def graphs_for(
 
 
 def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
-    """Why the engine must be Keras, or for `auto` should be, whatever is asked for."""
+    """Yields why the engine must be Keras, or for `auto` should be, whatever is asked for."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
@@ -131,7 +132,7 @@ def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def may_use_keras(arguments: argparse.Namespace) -> bool:
-    """Whether Keras may answer where nothing prevents graphs: the user asked for nothing that only graphs have."""
+    """Tells whether Keras may answer: the user asked for nothing that only graphs have."""
     return (arguments.engine, arguments.precision or "float32", arguments.provider) == ("auto", "float32", "auto")
 
 
@@ -191,7 +192,7 @@ def start_tensorflow(num_threads: int | None) -> None:
 def open_model(
     arguments: argparse.Namespace, kind: str, computation: Computation | None = None
 ) -> OnnxComputations | FamilyModel:
-    """What computes for a command with the model of a run: a graph, or the Keras model.
+    """Returns what computes for a command with the model of a run: a graph, or the Keras model.
 
     Args:
         arguments: the command's.

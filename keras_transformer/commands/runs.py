@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import plots
-from keras_transformer.commands import COUNT, Importing, add_all, refuse_foreign
+from keras_transformer.commands.command import Importer, add_shared_options, refuse_options_of_others
+from keras_transformer.commands.parser import COUNT
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.core.files import check_writable, write_whole
 from keras_transformer.core.schema import printable
@@ -96,7 +97,7 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
 
 
 def metrics_of(run: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv, as they can be printed; none if the file cannot be read."""
+    """Returns the rows of metrics.csv, as they can be printed; none if the file cannot be read."""
     try:
         return [{printable(name): printable(value) for name, value in row.items()} for row in read_metrics(run)]
     except OSError as error:
@@ -105,7 +106,7 @@ def metrics_of(run: RunFolder) -> list[dict[str, str]]:
 
 
 def number(text: str | None) -> float:
-    """The number in the text; -inf if there is none."""
+    """Returns the number in the text; -inf if there is none."""
     try:
         value = float(text or "")
     except ValueError:
@@ -172,7 +173,7 @@ def attention(arguments: argparse.Namespace) -> None:
 
 
 def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attention]:
-    """The attentions of a run of any kind for a text.
+    """Returns the attentions of a run of any kind for a text.
 
     Args:
         run: the run folder.
@@ -182,8 +183,9 @@ def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attentio
     Raises:
         RequestError: the folder holds no run, or its model takes no target.
     """
-    task = TASKS[read_config(run).task]
-    return task.module("pipeline").load(run).attention_of_line(text, target)
+    from keras_transformer.decoding.pipelines import pipeline_of
+
+    return pipeline_of(read_config(run).task).load(run).attention_of_line(text, target)
 
 
 def _check(arguments: argparse.Namespace, out: Path) -> None:
@@ -221,7 +223,7 @@ def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
 
 
 def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
-    """The first attention in which a word looks, and its place.
+    """Returns the first attention in which a word looks, and its place.
 
     Raises:
         RequestError: no attention has the word.
@@ -258,10 +260,10 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
 
 
-def of_tasks() -> dict[str, Importing]:
-    """How the tasks write runs, those that can."""
+def importers() -> dict[str, Importer]:
+    """Returns how tasks write runs, those with a way of their own."""
     modules = {task: its.module("commands") for task, its in TASKS.items()}
-    return {task: module.IMPORTING for task, module in modules.items() if hasattr(module, "IMPORTING")}
+    return {task: module.IMPORTER for task, module in modules.items() if hasattr(module, "IMPORTER")}
 
 
 def import_model(arguments: argparse.Namespace) -> None:
@@ -270,7 +272,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         received = "neither" if arguments.folder is None else "both"
         raise RequestError(f"expected a FOLDER or --download NAME; received {received}: give one")
     check_place(Path(arguments.run), arguments.overwrite)
-    validation = {task: its.validation_of(arguments) for task, its in of_tasks().items()}
+    validation = {task: its.validation_of(arguments) for task, its in importers().items()}
     if arguments.download is None:
         write_imported(arguments.folder, arguments, validation)
         return
@@ -283,15 +285,16 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def write_imported(folder: str, arguments: argparse.Namespace, validation: Config) -> None:
     """Writes the model in a folder as a run."""
+    from keras_transformer.decoding.pipelines import pipeline_of
     from keras_transformer.importing.huggingface import read_huggingface
 
-    imported, several = read_huggingface(folder), of_tasks()
+    imported, several = read_huggingface(folder), importers()
     task = imported.task
-    refuse_foreign(arguments, task, {one: its.add_options for one, its in several.items()})
+    refuse_options_of_others(arguments, task, {one: its.add_options for one, its in several.items()})
     if task in several:
         several[task].write(imported, arguments, validation[task])
         return
-    pipeline = TASKS[task].module("pipeline").imported(imported)
+    pipeline = pipeline_of(task).imported(imported)
     pipeline.save(arguments.run, overwrite=arguments.overwrite)
     say(f"wrote {arguments.run}: {pipeline.model.count_params():,} parameters, a run of --task {task}")
 
@@ -303,5 +306,5 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     add("run", metavar="NEW_RUN", help="the run folder to write")
     download = "fetch the model NAME from the Hugging Face Hub, in place of FOLDER (needs the package huggingface_hub)"
     add("--download", metavar="NAME[@REVISION]", help=download)
-    add_all(parser, [its.add_options for its in of_tasks().values()])
+    add_shared_options(parser, [its.add_options for its in importers().values()])
     add("--overwrite", action="store_true", help="replace a run that is there")

@@ -1,15 +1,16 @@
 """Names the tasks that a run can learn. Each is a folder of `keras_transformer.tasks`, and a line in `TASKS`.
 
-Keras is not imported. What a task's folder holds, by the names of its modules:
+Keras is not imported. A task's folder is a package that defines the class `Settings`, the flags of training. What else
+it holds, by the names of its modules:
 
-* `settings`: the class `Settings`, the flags of training.
-* `training`: corpus, batches, loss, metrics and validation; see `training.task.TaskModule`.
-* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see
+* `training`: the class `Training`: corpus, batches, and what differs from the usual loss, metrics and validation; a
+  `training.task.TaskTraining`.
+* `pipeline`: the class of what a user holds of a run, such as a translator: `PIPELINE`, a
   `decoding.pipelines.Pipeline`.
 * `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
-  `decoding.signatures.Signature`.
-* `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`. If imported models of the task become
-  runs, `IMPORTING` too; see `commands.Importing`.
+  `checking.signatures.Signature`.
+* `commands`: its commands by their names, `COMMANDS`, the main one first; see `commands.command.Command`. If imported
+  models of the task become runs in a way of their own, `IMPORTER` too; see `commands.command.Importer`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ class Task(NamedTuple):
     Args:
         package: its folder.
         help: what it learns, in a few words.
+        shared_pipeline: the module of its pipeline, if that is another task's.
     """
 
     package: str
     help: str
+    shared_pipeline: str = ""
+
+    @property
+    def pipeline(self) -> str:
+        """Returns the name of the module of its pipeline."""
+        return self.shared_pipeline or f"{self.package}.pipeline"
 
     def module(self, name: str) -> ModuleType:
         """Imports a module of its folder."""
@@ -40,7 +48,7 @@ class Task(NamedTuple):
     @property
     def settings(self) -> type[Any]:
         """Returns the class of its settings."""
-        settings: type[Any] = self.module("settings").Settings
+        settings: type[Any] = import_module(self.package).Settings
         return settings
 
     @property
@@ -49,10 +57,10 @@ class Task(NamedTuple):
         return str(self.settings.kind)
 
     @property
-    def commands(self) -> Mapping[str, Any]:
-        """Returns its verbs, each a `commands.Command`."""
+    def main_command(self) -> str:
+        """Returns the name of the first of its commands."""
         commands: Mapping[str, Any] = self.module("commands").COMMANDS
-        return commands
+        return next(iter(commands))
 
     def signature(self, keys: Container[str]) -> type[Any]:
         """Returns the class of its artefacts' signature, for a run whose configuration has these keys."""
@@ -60,17 +68,16 @@ class Task(NamedTuple):
         return next((one for one in signatures if one.mark is None or one.mark in keys), signatures[-1])
 
 
-def _task(folder: str, help: str) -> Task:
-    return Task(f"keras_transformer.tasks.{folder}", help)
-
-
+FOLDER = "keras_transformer.tasks"
 TASKS = {
-    "translation": _task("translation", "from parallel text"),
-    "language-model": _task("language_modelling", "from text, or from pairs of a text and its answer"),
-    "masked-tokens": _task("masked_tokens", "to fill masked places of text"),
-    "classification": _task("classification", "from lines of a label, a tab and a text"),
-    "next-item": _task("next_item", "what comes next in users' histories"),
-    "images": _task("images", "from a folder of images for each label"),
+    "translation": Task(f"{FOLDER}.translation", "from parallel text"),
+    "language-model": Task(f"{FOLDER}.language_modelling", "from text, or from pairs of a text and its answer"),
+    "masked-tokens": Task(
+        f"{FOLDER}.masked_tokens", "to fill masked places of text", f"{FOLDER}.classification.pipeline"
+    ),
+    "classification": Task(f"{FOLDER}.classification", "from lines of a label, a tab and a text"),
+    "next-item": Task(f"{FOLDER}.next_item", "what comes next in users' histories"),
+    "images": Task(f"{FOLDER}.images", "from a folder of images for each label"),
 }
 DEFAULT_TASK = next(iter(TASKS))
 

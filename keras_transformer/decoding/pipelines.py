@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -34,19 +37,60 @@ if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
 
 
+Item = TypeVar("Item")
+
+
 class Pipeline:
     """Holds a model, and what turns texts, or what else it is asked, into its inputs, and its outputs into answers.
 
-    All tasks share what is here; the rest is the task's.
+    All tasks share what is here; the rest is the task's. The module `pipeline` of a task names its class `PIPELINE`.
+
+    Attributes:
+        task: the task of its runs, a key of `TASKS`.
+        model: the model that answers.
+        attention: the method that tells where the model looks; its first argument is what the model takes.
+        takes_target: whether `attention` takes a second argument, what the model is to write.
+        labels: in the order of the model's logits; none of a model without labels.
     """
 
+    task: str
     model: Any
-    attention: Callable[..., dict[str, Attention]]  # tells where the model looks; takes what the model takes
-    takes_target = False  # whether `attention` takes a second one, what the model is to write
+    attention: Callable[..., dict[str, Attention]]
+    takes_target = False
+    labels: Sequence[str] = ()
 
-    @property
-    def task(self) -> str:
-        """Its task, a key of `tasks.TASKS`."""
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<{type(self).__name__}: {model.count_params():,} parameters, {model.num_layers} layers of width "
+            f"{model.hidden_dim}, {self.details()}>"
+        )
+
+    def details(self) -> str:
+        """Tells for `repr` what sets it apart from others of its class."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_run(cls, model: Any, folder: RunFolder) -> Self:
+        """Makes it of a model, and of what a run folder holds beside the model.
+
+        Raises:
+            RequestError: a file is missing, damaged or not the model's.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, run: str | os.PathLike[str]) -> Self:
+        """Reads it from a run folder. Nothing in the folder is executed.
+
+        Raises:
+            RequestError: the folder holds no run of such a model, no model yet, or a file is damaged.
+        """
+        return cls.of_run(load_model(run, TASKS[cls.task].kind), RunFolder(run))
+
+    @classmethod
+    def imported(cls, found: Any) -> Self:
+        """Makes it of a model that was read from another format, an `importing.weights.Imported`."""
         raise NotImplementedError
 
     @property
@@ -62,7 +106,7 @@ class Pipeline:
     @property
     def names(self) -> Sequence[str]:
         """What the model chooses among, such as labels, in the order of its probabilities; none if among pieces."""
-        return ()
+        return self.labels
 
     @property
     def own_search(self) -> Mapping[str, Any] | None:
@@ -76,7 +120,7 @@ class Pipeline:
 
     def about(self) -> dict[str, str]:
         """Returns what an artefact says of it, beside what all artefacts say."""
-        return {}
+        return {"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}
 
     def save_vocabularies(self, folder: Path) -> None:
         """Writes its vocabularies into a folder, under the file names of a run folder."""
@@ -86,7 +130,7 @@ class Pipeline:
 
     def sections(self) -> Config:
         """Returns what a run's config.json says of it, beside what all say."""
-        return {}
+        return {"labels": self.labels} if self.labels else {}
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes a run folder. The commands read it, and train.py takes it with --init-from.
@@ -105,6 +149,10 @@ class Pipeline:
             path, overwrite, self.task, float32_copy(self.model), sections, lambda to: self.save_vocabularies(to.path)
         )
 
+    def read(self, line: str) -> str | list[str]:
+        """Returns what `attention` takes of a command line's text."""
+        return line
+
     def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
         """Returns the attentions of what a command line gives.
 
@@ -112,10 +160,41 @@ class Pipeline:
             RequestError: the model takes no target.
         """
         if self.takes_target:
-            return self.attention(line, target)
+            return self.attention(self.read(line), target)
         if target is not None:
             raise RequestError(f"--target is for models that write texts; a model of --task {self.task} writes none")
-        return self.attention(line)
+        return self.attention(self.read(line))
+
+
+class TextPipeline(Pipeline):
+    """The base of pipelines whose texts are of one vocabulary.
+
+    Attributes:
+        tokenizer: the vocabulary.
+    """
+
+    tokenizer: Tokenizer
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self.tokenizer, self.tokenizer
+
+
+def pipeline_of(task: str) -> type[Pipeline]:
+    """Returns the class of what a user holds of a run of a task."""
+    pipeline: type[Pipeline] = import_module(TASKS[task].pipeline).PIPELINE
+    return pipeline
+
+
+def in_batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Yields lists of `size` items, the last one perhaps shorter.
+
+    Raises:
+        RequestError: the size is not a whole number from 1.
+    """
+    require_whole("batch_size", size, 1)
+    while some := list(islice(items, size)):
+        yield some
 
 
 class Neighbour(NamedTuple):

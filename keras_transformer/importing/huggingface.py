@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.importing import bart_models, bert_models, causal_models, many_languages, t5, vit
 from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of, tell_ignored
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
@@ -162,7 +161,9 @@ def import_huggingface(folder: str | os.PathLike[str]) -> Any:
         RequestError: a file is missing or damaged, or the model's architecture, or an option of it, is not known.
     """
     imported = read_huggingface(folder)
-    return TASKS[imported.task].module("pipeline").imported(imported)
+    from keras_transformer.decoding.pipelines import pipeline_of
+
+    return pipeline_of(imported.task).imported(imported)
 
 
 def read_huggingface(folder: str | os.PathLike[str]) -> Imported:

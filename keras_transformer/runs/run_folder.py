@@ -148,7 +148,7 @@ class RunConfig:
     @property
     def main_command(self) -> str:
         """The command that takes such a run."""
-        return next(iter(TASKS[self.task].commands))
+        return TASKS[self.task].main_command
 
     @property
     def writer(self) -> str:

@@ -158,7 +158,8 @@ class RowPlan(BatchPlan):
     Each label weighs 1.
 
     Args:
-        corpus: the rows: `source_lengths` counts the ids of each, `target_lengths` the labels.
+        corpus: the rows: `source_lengths` counts the ids of each, `target_lengths` the labels; `row(number, random)`
+            gives the ids (S,) of a row and its labels, PAD where there is none. `random` is the batch's.
         token_budget, arguments: see `BatchPlan`.
     """
 
@@ -167,11 +168,6 @@ class RowPlan(BatchPlan):
     def __init__(self, corpus: Any, token_budget: int, *arguments: Any, **options: Any):
         super().__init__(corpus, token_budget, *arguments, **options)
 
-    def row(self, corpus: object, row: int, random: np.random.Generator) -> tuple[Any, Any]:
-        """Returns the ids (S,) of a row of the corpus, and its labels, PAD where there is none; `random` is the
-        batch's."""
-        raise NotImplementedError
-
     def batch(self, place: Place) -> Batch:
         epoch = self._epoch(place.epoch)
         rows, corpus = epoch.rows_of(place.batch), epoch.corpus
@@ -179,7 +175,7 @@ class RowPlan(BatchPlan):
         shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
         ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
         for number, row in enumerate(rows):
-            some, told = self.row(corpus, row, random)
+            some, told = corpus.row(row, random)
             ids[number, : len(some)], labels[number, : len(told)] = some, told
         real = labels != PAD
         return Batch({"ids": ids}, labels, real.astype("float32"))
@@ -250,7 +246,7 @@ _STRETCH = np.dtype(
 class _Epoch:
     """The order of an epoch."""
 
-    corpus: TokenizedCorpus
+    corpus: Any  # a `TokenizedCorpus`, or the rows of a plan of another kind
     rows: np.ndarray  # (pairs,) int32: the pairs from long to short
     batches: np.ndarray  # (batches,) of `_STRETCH`
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.core.errors import RequestError, say, warn
 from keras_transformer.core.files import write_text
-from keras_transformer.runs.run_folder import RunFolder, write_config
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair, directions, mixed
@@ -25,7 +25,7 @@ from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import FirstIds, TokenizedCorpus
 from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge
 from keras_transformer.training.common_settings import PairSettings, Settings, TextSettings
-from keras_transformer.training.task import Run
+from keras_transformer.training.task import Prepared, Run
 
 PAIR_CHARACTERS = 60  # as much of an example is shown
 MOST_CHECKED = 100_000  # target lines
@@ -85,12 +85,10 @@ class Tokenizers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Prepared):
     """A run's text, ready to train on."""
 
     tokenizers: Tokenizers
-    plan: BatchPlan
-    valid_plan: BatchPlan
     valid_sources: list[str]
     valid_targets: list[str]
 
@@ -135,7 +133,7 @@ def prepare_text(
     )  # fmt: skip
     valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
     sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
-    return Text(tokenizers, plan, valid_plan, sources, targets)
+    return Text(plan, valid_plan, tokenizers, sources, targets)
 
 
 def _mix(run: Run[Any]) -> list[str]:
@@ -243,10 +241,18 @@ def naming_files(files: str) -> Iterator[None]:
 
 
 def one_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
-    """Returns the vocabulary of a run of one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
-    settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
-    if run.is_resumed and path.is_file():
-        return load_tokenizer(path)
+    """Returns and records the vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`,
+    or one that it learns.
+    """
+    path, _ = run.folder.tokenizers(separate=False)
+    own = run.is_resumed and path.is_file()
+    tokenizer = load_tokenizer(path) if own else _new_tokenizer(run, path, lines, **kind)
+    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
+    return tokenizer
+
+
+def _new_tokenizer(run: Run[TextSettings], path: Path, lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
+    settings = run.settings
     if settings.init_from:
         tokenizer = load_tokenizer(RunFolder(settings.init_from).tokenizers(separate=False)[0])
     elif settings.tokenizer:
@@ -348,18 +354,13 @@ def train_tokenizer(run: Run[TextSettings], lines: Callable[[], Iterator[str]], 
             size = error.most
 
 
-def record_vocabularies(run: Run[Settings], tokenizers: Tokenizers) -> None:
-    """Puts the vocabulary into the run, and the sizes and the number of parameters that follows into config.json."""
-    from keras_transformer.models.model_factory import count_parameters
-
+def record_vocabularies(run: Run[TextSettings], tokenizers: Tokenizers) -> None:
+    """Puts the vocabulary into the run, and its sizes into config.json."""
     run.vocabulary = tokenizers.source
-    model = run.config.model
-    model["vocabulary_size"] = tokenizers.target.vocabulary_size
+    sizes = {"vocabulary_size": tokenizers.target.vocabulary_size}
     if run.settings.has_two_vocabularies:
-        model["source_vocabulary_size"] = tokenizers.source.vocabulary_size
-    run.config.parameters = count_parameters(run.config.model)
-    if run.is_chief:
-        write_config(run.folder, run.config)
+        sizes["source_vocabulary_size"] = tokenizers.source.vocabulary_size
+    run.record(**sizes)
 
 
 def _tokenized(

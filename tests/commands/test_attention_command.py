@@ -14,8 +14,9 @@ from keras_transformer import plots
 from keras_transformer.__main__ import main
 from keras_transformer.commands import runs as command
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.pipelines import pipeline_of
 from keras_transformer.plots import attention_picture, word_lines_picture
+from keras_transformer.runs.run_folder import RunConfig
 
 TEXT = "a dog and a cat"
 
@@ -95,14 +96,12 @@ def test_every_kind_of_run_is_asked_as_it_takes_its_input(monkeypatch):
     items = ["a", "b"]
     given = {"language-model": "a\tb", "classification": "a\tb", "next-item": items, "images": "a\tb"}
     for task, expected in given.items():
-        module = TASKS[task].module("pipeline")
-        (held,) = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__
-                   and issubclass(one, Pipeline))  # fmt: skip
+        held = pipeline_of(task)
         loaded: Any = object.__new__(held)
         loaded.labels, loaded.attention = ["x"], Mock(return_value={})
-        config = {"settings": {"task": task}, "model": {"kind": TASKS[task].kind}}
+        config = RunConfig({"kind": TASKS[task].kind}, {"task": task})
         monkeypatch.setattr(command, "read_config", lambda run, config=config: config)
-        monkeypatch.setattr(module, "load", lambda run, loaded=loaded: loaded)
+        monkeypatch.setattr(held, "load", lambda run, loaded=loaded: loaded)
         command.attentions_of("run", "a\tb", None)
         loaded.attention.assert_called_once_with(*((expected, None) if task == "language-model" else (expected,)))
         if task != "language-model":

@@ -15,9 +15,9 @@ import pytest
 
 from export.artefacts import Decoding, TrainedRun, open_run
 from export.onnx import export_onnx
-from keras_transformer import commands
 from keras_transformer.__main__ import main
-from keras_transformer.commands import ParallelLines, graph_cache
+from keras_transformer.commands import graph_cache, streams
+from keras_transformer.commands.streams import ParallelLines
 from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import engines
@@ -186,11 +186,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_translated(
 
 def shown(monkeypatch, terminals: str, count: int = 3) -> tuple[list[int], str]:
     """What came through, and what standard error shows, if the streams named in `terminals` are terminals."""
-    monkeypatch.setattr(commands, "SECONDS", 0.0)
+    monkeypatch.setattr(streams, "SECONDS", 0.0)
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, stream := io.StringIO())
         monkeypatch.setattr(stream, "isatty", lambda is_terminal=name in terminals: is_terminal)
-    return list(commands.counted(iter(range(count)), "lines")), stream.getvalue()
+    return list(streams.counted(iter(range(count)), "lines")), stream.getvalue()
 
 
 def test_lines_are_counted_for_a_person_who_sees_no_translations(monkeypatch):

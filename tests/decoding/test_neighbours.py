@@ -11,7 +11,7 @@ from keras_transformer.__main__ import main as command
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.pipelines import PieceVectors
 from keras_transformer.runs.run_folder import read_config
-from keras_transformer.tasks.translation.saving import write_translator
+from keras_transformer.tasks.translation.pipeline import Translator
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_vectors_of_a_run_are_the_sources(tokenizer, other_tokenizer, tmp_pa
     """The command prints an object for each word."""
     sizes, run = (tokenizer.vocabulary_size, other_tokenizer.vocabulary_size), str(tmp_path / "run")
     model = Transformer(sizes[1], 1, 2, 8, 16, source_vocabulary_size=sizes[0])
-    write_translator(run, model, (tokenizer, other_tokenizer))
+    Translator(model, tokenizer, other_tokenizer).save(run)
     found = load_piece_vectors(run)
     np.testing.assert_array_equal(found.vectors, np.asarray(model.source_embedding.embeddings))
     assert found.tokenizer.model == tokenizer.model != other_tokenizer.model

@@ -22,7 +22,7 @@ from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.runs.export_folder import ExportFolder, Graphs
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.pipeline import Translator, translator_of
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.sentences import Arrays
 from tests.export.conftest import ODD
 
@@ -87,7 +87,7 @@ def test_only_another_search_takes_the_two_halves_and_batches_side_by_side_chang
     for num_threads in (1, 3):
         decoder = OnnxDecoder(ExportFolder(export).graphs("float32"), num_threads)
         assert decoder.num_parallel == num_threads
-        found.append(translator_of(decoder, RunFolder(export)).translate(SENTENCES * 3, num_beams=3, batch_size=2))
+        found.append(Translator.of_run(decoder, RunFolder(export)).translate(SENTENCES * 3, num_beams=3, batch_size=2))
     assert found[0] == found[1]
     assert decoder.serves(SearchOptions(num_beams=3))
     for other in (SearchOptions(4), SearchOptions(3, 0.5), SearchOptions(3, max_length=9), SearchOptions(3, n_best=2)):

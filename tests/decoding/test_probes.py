@@ -16,7 +16,6 @@ import keras_transformer
 from bulk_translator import BulkTranslator
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from keras_transformer import commands
 from keras_transformer.__main__ import make_parser
 from keras_transformer.checking.probes import (
     Answer,
@@ -28,7 +27,7 @@ from keras_transformer.checking.probes import (
     check,
     chosen_probes,
 )
-from keras_transformer.commands import graph_cache
+from keras_transformer.commands import graph_cache, parser
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
@@ -170,7 +169,7 @@ def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_pat
     monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
-    monkeypatch.setattr(commands, "_check_read", lambda *_: None)  # this file is no run
+    monkeypatch.setattr(parser, "_check_read", lambda *_: None)  # this file is no run
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: providers)
     for provider, reasons, asked in (("cpu", [], [CPU]), ("auto", ["this machine has a GPU"], [CUDA, CPU])):
         arguments = make_parser().parse_args(["translate", __file__, "--provider", provider])

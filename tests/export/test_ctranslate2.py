@@ -18,7 +18,6 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import LanguageModel, Transformer
 from keras_transformer.spec import model_spec
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.importing.marian_folder import write_marian
 from tests.layer_check import randomize
@@ -116,7 +115,7 @@ def test_a_search_emits_no_control_id_but_the_end_which_may_come_first(tokenizer
 
 
 def test_an_imported_marian_model_gives_the_same_translations(tmp_path):
-    pipeline = imported_translator(read_huggingface(write_marian(tmp_path / "marian")))
+    pipeline = Translator.imported(read_huggingface(write_marian(tmp_path / "marian")))
     run = TrainedRun(pipeline)
     (path,) = export_ctranslate2(run, tmp_path, run.decoding(num_beams=1))
     rows, scores = found_by(run, path, SOURCES[:6])

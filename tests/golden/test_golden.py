@@ -46,7 +46,7 @@ def test_a_model_has_the_arrays_that_runs_of_this_format_store(name, tmp_path):
     run = unpack(name, tmp_path / "run")
     save_model(RunFolder(tmp_path), make_model(read_config(run).model))
     assert arrays_of(tmp_path) == arrays_of(run), (
-        f"model.keras of format {FORMAT} holds other arrays than today's code writes: give FORMAT in run_config.py "
+        f"model.keras of format {FORMAT} holds other arrays than today's code writes: give FORMAT in run_folder.py "
         "another number, and do what docs/CONTRIBUTING.md says under 'Change what a run stores'"
     )
 

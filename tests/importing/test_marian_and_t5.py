@@ -20,7 +20,7 @@ from keras_transformer.models.model_factory import make_model
 from keras_transformer.runs.run_folder import RunFolder, float32_copy, read_config, save_model
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
-from keras_transformer.tasks.translation.pipeline import imported as imported_translator
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, UNKNOWN
 from tests.importing.test_torch_file import archive, state, tensor
 from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
@@ -40,7 +40,7 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert config.search == OWN
     assert (config.corpus["source_language"], config.corpus["target_language"]) == ("en", "de")
     assert (run / "validation.source").read_text() == sentences.read_text()
-    loaded, imported = keras_transformer.load(run), imported_translator(read_huggingface(folder))
+    loaded, imported = keras_transformer.load(run), Translator.imported(read_huggingface(folder))
     assert all(map(np.array_equal, loaded.model.get_weights(), imported.model.get_weights()))
     assert loaded.source_tokenizer.model == imported.source_tokenizer.model
     assert loaded.target_tokenizer.model == imported.target_tokenizer.model

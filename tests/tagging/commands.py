@@ -2,15 +2,16 @@
 
 import argparse
 
-from keras_transformer.commands import Command, standard_input
+from keras_transformer.commands.command import Command
+from keras_transformer.commands.streams import standard_input
 from keras_transformer.core.errors import print_result
 
 
 def tag(arguments: argparse.Namespace) -> None:
     """Prints each line of standard input with the tags of its words."""
-    from tests.tagging.pipeline import load
+    from tests.tagging.pipeline import Tagger
 
-    tagger = load(arguments.run)
+    tagger = Tagger.load(arguments.run)
     for line in standard_input():
         print_result(" ".join(map("/".join, tagger.tag(line))))
 

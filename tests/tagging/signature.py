@@ -1,13 +1,8 @@
 """What the artefacts of a tagger take and give: ids → the tags of each piece, the likeliest first; text → a vector."""
 
-from typing import Any
-
-import numpy as np
-
 from keras_transformer import ops
 from keras_transformer.checking.certificate_texts import valid
-from keras_transformer.checking.signatures import Ranking, ReferenceOutputs
-from keras_transformer.models.classifiers import mean_state
+from keras_transformer.checking.signatures import ReferenceOutputs, ranking_of
 from keras_transformer.tasks.classification.signature import encoded
 from keras_transformer.tasks.masked_tokens.signature import Filling
 from tests.tagging.training import FIRST_TAG
@@ -18,29 +13,19 @@ class Tagging(Filling):
 
     ids_stem = "tag"
 
-    def of_ids(self, ids: Any) -> dict[str, Any]:
-        ids, states = encoded(self.model, ids)
-        logits = ops.cast(self.model.logits_of(states), "float32")[..., FIRST_TAG : FIRST_TAG + len(self.pipeline.tags)]
-        probabilities, tags = ops.top_k(ops.softmax(logits), len(self.pipeline.tags))
-        return {
-            "piece_ids": ops.cast(tags, "int32") + FIRST_TAG,
-            "probabilities": probabilities,
-            "vector": mean_state(states, ids),
-        }
+    def of_ids(self, ids):
+        (ids, states), num_tags = encoded(self.model, ids), len(self.pipeline.labels)
+        logits = ops.cast(self.model.logits_of(states), "float32")[..., FIRST_TAG : FIRST_TAG + num_tags]
+        probabilities, tags = ops.top_k(ops.softmax(logits), num_tags)
+        tags = ops.cast(tags, "int32") + FIRST_TAG
+        return {"piece_ids": tags, "probabilities": probabilities, "vector": self.model.vectors(states, ids)}
 
     @classmethod
-    def reference_outputs(cls, pipeline: Any, texts: Any) -> list[ReferenceOutputs]:
-        seen = []
-        for text in map(valid, texts):
-            ids = np.array([pipeline.ids(text)])
-            rankings = [
-                Ranking({int(tag) + FIRST_TAG: float(row[tag]) for tag in np.argsort(-row, kind="stable")})
-                for row in pipeline.probabilities(text)
-            ]
-            seen.append(
-                ReferenceOutputs(rankings, ops.convert_to_numpy(mean_state(pipeline.model.states(ids), ids))[0])
-            )
-        return seen
+    def reference_outputs(cls, pipeline, texts):
+        lines, ids = [valid(text) for text in texts], range(FIRST_TAG, FIRST_TAG + len(pipeline.labels))
+        vectors = pipeline.embed(lines)
+        rankings = ([ranking_of(ids, row) for row in pipeline.tag_probabilities(line)] for line in lines)
+        return [ReferenceOutputs(*one) for one in zip(rankings, vectors, strict=True)]
 
 
 SIGNATURES = (Tagging,)

@@ -1,23 +1,17 @@
-"""The task of tagging: lines of words with their tags, cross entropy at the first piece of each word."""
+"""Trains a tagger: lines of words with their tags, cross entropy at the first piece of each word."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from keras_transformer.tasks.classification.batches import TextRows
-from keras_transformer.tasks.classification.training import validation as validation
-from keras_transformer.tasks.language_modelling.training import corpus_of_text, mean_loss
-from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.tasks.translation.training import metrics as metrics
+from keras_transformer.tasks.language_modelling.training import TextTraining
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, Tokenizer
-from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.task import Run
+from keras_transformer.training.preparation import one_tokenizer
+from keras_transformer.training.task import Prepared, Run, both_plans
 
-SCORE, UNIT = "validation loss", "words"
 FIRST_TAG = 4  # a tag is told by an id of the vocabulary, behind the control ids
-corpus = corpus_of_text
 
 
 class TaggedRows(TextRows):
@@ -33,43 +27,26 @@ class TaggedRows(TextRows):
             for line, given in zip(pieces, lines, strict=True)
         ]  # fmt: skip
 
-
-class TaggedPlan(RowPlan):
-    """Batches of tagged lines."""
-
-    def row(self, corpus, row: int, random: np.random.Generator):
-        text, tags = corpus.ids(row), corpus.tags[row]
-        return text, [PAD, *tags][: len(text) - 1]
+    def row(self, row: int, random: np.random.Generator):
+        """The ids of a line, and its labels."""
+        return self.ids(row), [PAD, *self.tags[row]][: len(self.ids(row)) - 1]
 
 
-@dataclass(frozen=True)
-class TaggedText:
-    """A run's tagged text, ready to train on."""
+class Training(TextTraining):
+    """What a tagger brings to training."""
 
-    plan: TaggedPlan
-    valid_plan: TaggedPlan
+    UNIT = "words"
 
-
-def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
-    """Learns the vocabulary, and plans batches of the lines."""
-    settings = run.settings
-    train, valid = (
-        [[word.split(settings.tag_mark) for word in line.split()] for line in lines if line.strip()]
-        for lines in (run.corpus.train(), run.corpus.valid())
-    )
-    tags = sorted({tag for line in train for _, tag in line})
-    tokenizer = one_tokenizer(run, lambda: (" ".join(word for word, _ in line) for line in train))
-    run.config.labels = tags
-    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
-    if run.is_chief:
-        run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
-    rows = [TaggedRows(lines, tags, tokenizer, settings.context_length) for lines in (train, valid)]
-    return TaggedText(
-        TaggedPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate),
-        TaggedPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False),
-    )
-
-
-def final_metrics(run: Run, data: TaggedText, model) -> dict[str, float]:
-    """The validation loss of the model that the run ends with."""
-    return {"val_loss": mean_loss(model, data.valid_plan)}
+    def prepare(self, run: Run, cache: Path, num_replicas: int) -> Prepared:
+        """Learns the vocabulary, and plans batches of the lines."""
+        settings = run.settings
+        train, valid = (
+            [[word.split(settings.tag_mark) for word in line.split()] for line in lines if line.strip()]
+            for lines in (run.corpus.train(), run.corpus.valid())
+        )
+        run.config.labels = tags = sorted({tag for line in train for _, tag in line})
+        tokenizer = one_tokenizer(run, lambda: (" ".join(word for word, _ in line) for line in train))
+        if run.is_chief:
+            run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
+        rows = [TaggedRows(lines, tags, tokenizer, settings.context_length) for lines in (train, valid)]
+        return Prepared(*both_plans(RowPlan, rows, settings, num_replicas))

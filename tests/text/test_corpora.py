@@ -17,7 +17,7 @@ import pytest
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.classification.corpus import labelled_from_file
-from keras_transformer.tasks.masked_tokens.training import _rows
+from keras_transformer.tasks.masked_tokens.training import rows_of
 from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus
@@ -25,6 +25,7 @@ from keras_transformer.text.lines import read_lines
 from keras_transformer.text.named_corpora import multi30k_file
 from keras_transformer.text.pronouns import known_examples, pronoun_examples
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.task import training_of
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -88,7 +89,7 @@ def test_no_task_learns_the_white_space_around_a_line(tmp_path) -> None:
     for corpus in (files, files.more, labelled_from_file(path)):
         assert corpus and all(pair == tuple(map(str.strip, pair)) for pair in chain(corpus.train(), corpus.valid()))
     tokenizer = Tokenizer.train(["ba\u00a0ba"] * 9, 8)  # which keeps the no-break space
-    spaced, plain = (_rows(lines, tokenizer, 9) for lines in (["\u00a0baba \u00a0"], ["baba"]))
+    spaced, plain = (rows_of(lines, tokenizer, 9) for lines in (["\u00a0baba \u00a0"], ["baba"]))
     assert spaced.ids(0).tolist() == plain.ids(0).tolist()
 
 
@@ -130,9 +131,7 @@ def test_every_task_holds_out_a_drawn_share(tmp_path, task, kind_of) -> None:
     files = {"translation": {"source": text, "target": text}, "images": {"images": str(tmp_path / "images")}}
     share, known = 0.05 if task == "translation" else 0.1, list[Any]()
     for seed in (1, 1, 2, *([] if task in ("images", "classification") else [None])):
-        corpus = (
-            TASKS[task].module("training").corpus(TASKS[task].settings(**files.get(task, {"text": text}), seed=seed))
-        )
+        corpus = training_of(task).corpus(TASKS[task].settings(**files.get(task, {"text": text}), seed=seed))
         train, valid = ([str(one) for one in part()] for part in (corpus.train, corpus.valid))
         assert len({*train, *valid}) == len(train + valid) == 1_000 and 880 <= len(train) <= 950
         numbers = [int(re.findall(r"that of (\d+)", one)[0]) for one in train if task != "images"]

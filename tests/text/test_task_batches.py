@@ -9,9 +9,10 @@ import pytest
 
 from keras_transformer.metrics import ranks_of
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
-from keras_transformer.tasks.masked_tokens.batches import SHARE, MaskedPlan, MaskedRows
-from keras_transformer.tasks.next_item.batches import HistoryPlan, begun
-from keras_transformer.tasks.next_item.training import ItemToItem, Popularity, ranks
+from keras_transformer.tasks.masked_tokens.training import SHARE, MaskedRows
+from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
+from keras_transformer.tasks.next_item.batches import HistoryPlan, with_start
+from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, MASK, PAD, SEPARATOR, START, Tokenizer
 from tests.text.plans import batches_of, real, same
@@ -23,7 +24,7 @@ TEXTS = [DRAW.integers(*PIECES, DRAW.integers(1, 40)).tolist() for _ in range(40
 
 
 def masked_plan(seed=1, **options):
-    return MaskedPlan(MaskedRows(TEXTS, 30), PIECES, 900, seed, **options)
+    return RowPlan(MaskedRows(TEXTS, 30, PIECES), 900, seed, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_replicas": 3}, {"shuffle": False}])
@@ -44,7 +45,7 @@ def test_four_in_five_are_masked_one_in_ten_changed():
     epochs = [batches_of(masked_plan(), epoch) for epoch in range(12)]
     labels_of_epochs = [np.concatenate([batch.labels.ravel() for batch in batches]) for batches in epochs]
     assert not np.array_equal(labels_of_epochs[0], labels_of_epochs[1]), "each epoch has places of its own"
-    one = MaskedPlan(MaskedRows([list(range(5, 30))], 40), PIECES, 900)
+    one = RowPlan(MaskedRows([list(range(5, 30))], 40, PIECES), 900)
     assert len({batches_of(one, epoch)[0].labels.tobytes() for epoch in range(8)}) > 1, "of one text too"
     still = [batches_of(masked_plan(shuffle=False), epoch)[0] for epoch in (0, 1)]
     assert same(*still) and not same(batches_of(masked_plan(seed=2))[0], epochs[0][0])
@@ -94,10 +95,10 @@ def test_each_event_is_told_once_in_an_epoch_from_those_before(num_replicas):
 
 def test_validation_tells_the_last_item_from_as_much_as_the_model_sees_when_it_is_used():
     plan = HistoryPlan(HISTORIES, 8, 60, num_replicas=3, shuffle=False, tells_last=True)
-    expected = [(begun(history[:-1], 8), history[-1:]) for history in HISTORIES if history]
+    expected = [(with_start(history[:-1], 8), history[-1:]) for history in HISTORIES if history]
     assert sorted(windows_of(plan, 0)) == sorted(expected)
     assert windows_of(plan, 0) == windows_of(plan, 5)
-    assert begun([], 4) == [2] and begun([7, 8, 9, 10], 4) == [2, 8, 9, 10]
+    assert with_start([], 4) == [2] and with_start([7, 8, 9, 10], 4) == [2, 8, 9, 10]
 
 
 TRAINED = [[4, 5, 4, 5], [4, 6], [7, 5, 4], [6]]

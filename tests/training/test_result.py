@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import RunConfig
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text.bleu import bleu
 from keras_transformer.training import result
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.task import training_of
 
 REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
@@ -36,7 +38,7 @@ def write(monkeypatch):
         kept.to_average = lambda end: [step for step in (5, 6, 7) if step <= (end or 7)]
         folder = SimpleNamespace(model="model.keras")
         run: Any = SimpleNamespace(
-            settings=settings, folder=folder, config={"model": {}}, task=TASKS["translation"].module("training")
+            settings=settings, folder=folder, config=RunConfig({}, {}), task=training_of("translation")
         )
         trained: Any = SimpleNamespace(distribute_strategy=SimpleNamespace(num_replicas_in_sync=1))
         result.write_result(run, text, trained, progress, kept)
@@ -85,7 +87,7 @@ KINDS = {
 def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, capsys, bleu_sentences, figures, kind):
     of_weights = {KINDS[name][0]: found for name, found in figures.items()}
     bleu_of = (lambda model: {"val_bleu": of_weights[model.weights][0]}) if bleu_sentences else (lambda model: {})
-    monkeypatch.setattr(translation, "final_metrics", lambda run, data, model: bleu_of(model))
+    monkeypatch.setattr(translation.Training, "final_metrics", lambda self, run, data, model: bleu_of(model))
     monkeypatch.setattr(result, "_validation_loss", lambda run, data, model, count: of_weights[model.weights][1])
     weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
     assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)

@@ -16,7 +16,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS, Task
 from keras_transformer.runs.run_folder import read_config
 from tests.interrupted import interrupt
-from tests.tagging.pipeline import load
+from tests.tagging.pipeline import Tagger
 from tests.tiny_corpus import resolved
 from tests.training.runs import assert_same_end, column, trained
 
@@ -95,10 +95,10 @@ def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, capsys,
 
 
 def test_it_is_saved_from_python(place):
-    tagger = load(place / "whole")
+    tagger = Tagger.load(place / "whole")
     tagger.save(place / "saved")
     assert read_config(place / "saved").task == "tagging"
-    assert load(place / "saved").tag("bat om na tob") == tagger.tag("bat om na tob")
+    assert Tagger.load(place / "saved").tag("bat om na tob") == tagger.tag("bat om na tob")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_it_is_exported_and_certified_with_the_run_and_without(place, format, ca
     names = {entry["name"]: entry["holds"] for entry in certificate["entries"]}
     assert all(names.values())
     assert {"saved_model", "onnx/tag.onnx", "tflite/tag.tflite"} & {*names}
-    assert certificate["run"]["task"] == "tagging" and certificate["run"]["tags"] == " ".join(
-        load(place / "whole").tags
+    assert certificate["run"]["task"] == "tagging" and certificate["run"]["labels"] == json.dumps(
+        Tagger.load(place / "whole").labels
     )
     assert exporting.main(["--verify", str(out)]) == 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer.__main__ import HOUSE
+from keras_transformer.__main__ import CORE_COMMANDS
 from keras_transformer.core.task_registry import TASKS
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
@@ -55,8 +55,12 @@ def _folder(tmp_path_factory) -> Iterator[None]:
 
 
 def test_each_verb_of_each_task_is_known_to_read_text_or_none():
-    known = {(verb, "" if verb in HOUSE else task.replace("answers", "language-model")) for verb, task in READING}
-    verbs = {(verb, task) for task in TASKS for verb in TASKS[task].commands} | {(verb, "") for verb in HOUSE}
+    known = {
+        (verb, "" if verb in CORE_COMMANDS else task.replace("answers", "language-model")) for verb, task in READING
+    }
+    verbs = {(verb, task) for task in TASKS for verb in TASKS[task].module("commands").COMMANDS} | {
+        (verb, "") for verb in CORE_COMMANDS
+    }
     assert known | NO_TEXT == verbs
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from keras_transformer.text.batch_sampler import BatchPlan
+from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -31,7 +31,7 @@ class TextRows:
         return len(self.source_lengths)
 
     def ids(self, row: int) -> np.ndarray:
-        """The ids of a text, with start and end."""
+        """Returns the ids of a text, with start and end."""
         return self._ids[self._ends[row] - self.source_lengths[row] : self._ends[row]]
 
 
@@ -50,22 +50,14 @@ class LabelledRows(TextRows):
 
 
 def with_ends(ids: Sequence[int], max_length: int) -> list[int]:
-    """The ids of a text between start and end, cut to `max_length` in all."""
+    """Returns the ids of a text between start and end, cut to `max_length` in all."""
     return [START, *ids[: max_length - 2], END]
 
 
-class LabelledPlan(BatchPlan):
-    """Plans batches of labelled texts as `BatchPlan` plans those of sentence pairs.
-
-    Args:
-        corpus: the texts.
-        arguments: see `BatchPlan`.
-    """
+class LabelledPlan(RowPlan):
+    """Plans batches of labelled texts, see `RowPlan`; a row has one label. The corpus are `LabelledRows`."""
 
     like = Batch({"ids": NO_IDS}, np.zeros(0, "int32"), np.zeros(0, "float32"))
-
-    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: object, **options: object):
-        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
 
     def batch(self, place: Place) -> Batch:
         epoch = self._epoch(place.epoch)
@@ -74,8 +66,8 @@ class LabelledPlan(BatchPlan):
         ids = np.full((num_rows, int(corpus.source_lengths[rows].max())), PAD, "int32")
         labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
         for number, row in enumerate(rows):
-            text = corpus.ids(row)  # type: ignore[attr-defined]
+            text = corpus.ids(row)
             ids[number, : len(text)] = text
-            labels[number] = corpus.labels[row]  # type: ignore[index]
+            labels[number] = corpus.labels[row]
             weights[number] = 1
         return Batch({"ids": ids}, labels, weights)

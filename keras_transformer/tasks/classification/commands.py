@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import (
-    Command,
-    add_batch_size,
-    add_engine_options,
-    add_vector_options,
-    standard_input,
-    write_vectors,
-)
+from keras_transformer.commands.command import Command
+from keras_transformer.commands.parser import add_batch_size, add_engine_options, add_vector_options
+from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import print_result
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunFolder
@@ -25,11 +20,12 @@ if TYPE_CHECKING:
 
 
 def open_classifier(arguments: argparse.Namespace, computation: Computation) -> Classifier:
-    """The classifier of the run that a command names, to compute one thing."""
+    """Returns the classifier of the run that a command names, to compute one thing."""
     from keras_transformer.commands.graph_cache import open_model
-    from keras_transformer.tasks.classification.pipeline import TASK, classifier_of
+    from keras_transformer.tasks.classification.pipeline import Classifier
 
-    return classifier_of(open_model(arguments, TASKS[TASK].kind, computation), RunFolder(arguments.run))
+    model = open_model(arguments, TASKS[Classifier.task].kind, computation)
+    return Classifier.of_run(model, RunFolder(arguments.run))
 
 
 def classify(arguments: argparse.Namespace) -> None:
@@ -43,7 +39,7 @@ def classify(arguments: argparse.Namespace) -> None:
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
-    """The vectors (N, D) of the lines of standard input."""
+    """Returns the vectors (N, D) of the lines of standard input."""
     from keras_transformer.decoding.computations import Embedding
 
     lines, classifier = standard_input(), open_classifier(arguments, Embedding())

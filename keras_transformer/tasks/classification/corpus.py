@@ -14,6 +14,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
+from keras_transformer.training.task import recipe_named
 
 Labelled = tuple[str, str]  # label, text
 
@@ -44,7 +45,7 @@ RECIPES = {"number-languages": NUMBERS_RECIPE}
 def labelled_from_file(
     text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None, seed: int | None = 0
 ) -> Corpus[Labelled]:
-    """The user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
+    """Returns the user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
 
     A first line that names the columns, such as `label` and `text`, is left out. Without validation text a tenth of
     each label's lines is held out, at least one, with all lines that equal them; the seed draws them (see
@@ -78,7 +79,7 @@ def labelled_from_file(
 
 
 def _held_out(rows: list[Labelled], seed: int | None) -> set[Labelled]:
-    """The rows to validate on; see `labelled_from_file`."""
+    """Returns the rows to validate on; see `labelled_from_file`."""
     if seed is not None:
         return stratified(rows, HELD_OUT_SHARE, seed)
     candidates, num_texts = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY], Counter(label for label, _ in set(rows))
@@ -101,7 +102,7 @@ def _check_labels(numbered: dict[int, Labelled], path: str | os.PathLike[str]) -
 
 
 def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tuple[int, Labelled]]:
-    """The number of each line but a header, with its label and its text."""
+    """Yields the number of each line but a header, with its label and its text."""
     number = 0
     for number, line in enumerate(read_lines(path), start=1):
         label, tab, text = line.partition("\t")
@@ -117,15 +118,12 @@ def _rows_of(path: str | os.PathLike[str], may_have_header: bool) -> Iterator[tu
 
 
 def named_labelled(name: str) -> Corpus[Labelled]:
-    """A named labelled text: `number-languages`, number words and the language they are in.
+    """Returns a named labelled text: `number-languages`, number words and the language they are in.
 
     Raises:
         RequestError: the name is unknown.
     """
-    if name not in RECIPES:
-        raise RequestError(
-            f"a labelled text is one of {', '.join(RECIPES)}, or your own with --text; received: {name!r}"
-        )
+    recipe = recipe_named(name, RECIPES, "a labelled text is one of", "--text")
     numbers = _drawn_numbers(TRAINED_NUMBERS + HELD_OUT_NUMBERS)
     words = {language: list(spelled(numbers, language)) for language in LANGUAGES}
     languages_of = Counter(word for spellings in words.values() for word in set(spellings))
@@ -136,11 +134,11 @@ def named_labelled(name: str) -> Corpus[Labelled]:
 
     train, valid = rows(slice(TRAINED_NUMBERS)), rows(slice(TRAINED_NUMBERS, None))
     identity = sha256_of("\t".join(row) for row in [*train, *valid])
-    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, RECIPES[name])
+    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, recipe)
 
 
 def _drawn_numbers(count: int) -> list[int]:
-    """Different numbers of one to six digits, of each length about as many; the same in every process."""
+    """Returns different numbers of one to six digits, of each length about as many; the same in every process."""
     generator, numbers = random.Random(0), dict[int, None]()
     while len(numbers) < count:
         numbers[generator.randrange(10 ** generator.randint(1, 6))] = None

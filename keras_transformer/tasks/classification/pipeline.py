@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,9 +13,8 @@ from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.decoding.attention_maps import Attention, text_attention
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
-from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.spec.options import Config
+from keras_transformer.decoding.pipelines import TextPipeline, in_batches
+from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.batches import with_ends
 from keras_transformer.text.lines import strings_of
@@ -27,8 +24,6 @@ from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer, Unread
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
     from keras_transformer.models.classifiers import Encoder
-
-TASK = "classification"
 
 
 class Prediction(NamedTuple):
@@ -41,7 +36,7 @@ class Prediction(NamedTuple):
 Filled = list[list[Prediction] | None]  # for each mask of a text
 
 
-class Classifier(Pipeline):
+class Classifier(TextPipeline):
     """Tells labels, masked pieces and vectors of texts with one encoder. Threads may share it:
 
         classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
@@ -53,39 +48,38 @@ class Classifier(Pipeline):
         labels: in the order of the model's logits; empty for an encoder without labels.
     """
 
+    task = "classification"
+
     def __init__(self, model: Encoder | OnnxComputations, tokenizer: Tokenizer, labels: Sequence[str] = ()):
         self._computations = computations_of(model)
         self.model = self._computations.model
         self.tokenizer = tokenizer
         self.labels = list(strings_of(labels, "labels"))
+        if not self.labels:
+            self.task = task_named(None, TASKS[self.task].kind)
 
-    def __repr__(self) -> str:
-        model = self.model
-        return (
-            f"<Classifier: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
-            f"{len(self.labels)} labels>"
-        )
+    def details(self) -> str:
+        return f"{len(self.labels)} labels"
 
-    @property
-    def task(self) -> str:
-        return TASK if self.labels else task_named(None, TASKS[TASK].kind)
+    @classmethod
+    def of_run(cls, model: Encoder | OnnxComputations, folder: RunFolder) -> Classifier:
+        """Makes a classifier of a model, with the labels and the vocabulary in a run folder.
 
-    @property
-    def tokenizers(self) -> tuple[Tokenizer, ...]:
-        return self.tokenizer, self.tokenizer
+        Raises:
+            RequestError: the labels are not the model's, or the vocabulary is missing, damaged or not the model's.
+        """
+        config = read_config(folder)
+        labels, expected = config.labels or [], config.model["num_labels"] or 0
+        if len(labels) != expected:
+            raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
+        return cls(model, read_tokenizers(folder, None, config.model["vocabulary_size"])[1], labels)
 
-    @property
-    def names(self) -> Sequence[str]:
-        return self.labels
-
-    def sections(self) -> Config:
-        return {"labels": self.labels} if self.labels else {}
-
-    def about(self) -> dict[str, str]:
-        return {"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}
+    @classmethod
+    def imported(cls, found: Imported) -> Classifier:
+        return cls(found.model(), found.source.tokenizer, found.labels)
 
     def classify(self, lines: Iterable[str], batch_size: int = 64) -> list[Prediction]:
-        """The likeliest label of each text. A text of more pieces than the context is cut.
+        """Returns the likeliest label of each text. A text of more pieces than the context is cut.
 
         Raises:
             RequestError: the model has no labels, or `lines` is no list of strings.
@@ -102,7 +96,7 @@ class Classifier(Pipeline):
             yield Prediction(self.labels[int(row.argmax())], float(row.max()))
 
     def probabilities(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[np.ndarray]:
-        """The probability (C,) float32 of each label, for each text.
+        """Yields the probability (C,) float32 of each label, for each text.
 
         Raises:
             RequestError: see `classify`.
@@ -113,7 +107,7 @@ class Classifier(Pipeline):
             yield from self._computations.run(LabelProbs(), self._ids(rows))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
-        """A vector for each text, (N, D) float32: the mean of its states, or what else the model takes for it."""
+        """Returns a vector for each text, (N, D) float32: the mean of its states, or what the model takes for it."""
         found = [self._computations.run(Embedding(), self._ids(rows))[0] for rows in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *found])
 
@@ -149,26 +143,26 @@ class Classifier(Pipeline):
         self, lines: Iterable[str], num_best: int, batch_size: int = 64
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Probabilities and ids (S, K) of the likeliest pieces at each place of each text, the best first."""
-        for some in in_batches(lines, batch_size):
+        for some in in_batches(strings_of(lines), batch_size):
             ids = self._ids(self.tokenizer.encode(some))
             probs, pieces = self._computations.run(Fills(num_best), ids)
             for length, *found in zip(np.count_nonzero(ids, axis=1), probs, pieces, strict=True):
                 yield found[0][:length], found[1][:length]
 
     def attention(self, text: str) -> dict[str, Attention]:
-        """Where the pieces of a text look: "self", with the start and the end of the text among them."""
+        """Tells where the pieces of a text look: "self", with the start and the end of the text among them."""
         ((ids,),) = self._read([text], 1)
         return text_attention(self.model, with_ends(ids, self.model.context_length), self.tokenizer)
 
     def ids(self, line: str) -> list[int]:
-        """The ids of a text, between start and end, as the model takes them."""
+        """Returns the ids of a text, between start and end, as the model takes them."""
         (pieces,) = self.tokenizer.encode([line])
         return with_ends(pieces, self.model.context_length)
 
     def _read(self, lines: Iterable[str], batch_size: int, has_masks: bool = False) -> Iterator[list[Ids]]:
-        """The pieces of the lines in batches; behind the last, warnings tell of what cannot be read, or will be cut."""
+        """Yields batches of the lines' pieces; behind the last, warnings tell of what cannot be read or is cut."""
         unread, most, num_cut = Unread(self.tokenizer), self.model.context_length - 2, 0
-        for some in in_batches(lines, batch_size):
+        for some in in_batches(strings_of(lines), batch_size):
             unread.look(line.replace(MASK_PIECE, " ") if has_masks else line for line in some)
             rows = [*map(self.tokenizer.encode_masked, some)] if has_masks else self.tokenizer.encode(some)
             num_cut += sum(len(row) > most for row in rows)
@@ -177,7 +171,7 @@ class Classifier(Pipeline):
         warn_of_cuts(num_cut, most, "text(s)")
 
     def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
-        """The pieces with their probabilities, without control ids, which no text has."""
+        """Returns the pieces with their probabilities, without control ids, which no text has."""
         told = zip(ids.tolist(), self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)
         return [Prediction(piece, probability) for id, piece, probability in told if id >= self.model.num_control_ids]
 
@@ -192,43 +186,13 @@ def require_masks(fills: bool) -> None:
         raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
 
 
-def in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of `size` lines, the last one perhaps shorter.
-
-    Raises:
-        RequestError: the size is not a whole number from 1, or `lines` is no list of strings.
-    """
-    require_whole("batch_size", size, 1)
-    iterator = strings_of(lines)
-    while some := list(islice(iterator, size)):
-        yield some
-
-
 def load_classifier(run: str | os.PathLike[str]) -> Classifier:
-    """The classifier of a run folder of an encoder. Nothing in the folder is executed.
+    """Loads the classifier of a run folder of an encoder. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.
     """
-    return classifier_of(load_model(run, TASKS[TASK].kind), RunFolder(run))
+    return Classifier.load(run)
 
 
-def classifier_of(model: Encoder | OnnxComputations, folder: RunFolder) -> Classifier:
-    """The classifier of a model, with the labels and the vocabulary in a run folder.
-
-    Raises:
-        RequestError: the labels are not the model's, or the vocabulary is missing, damaged or not the model's.
-    """
-    config = read_config(folder)
-    labels, expected = config.labels or [], config.model["num_labels"] or 0
-    if len(labels) != expected:
-        raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
-    return Classifier(model, read_tokenizers(folder, None, config.model["vocabulary_size"])[1], labels)
-
-
-def imported(found: Imported) -> Classifier:
-    """The classifier of an encoder that was read from another format."""
-    return Classifier(found.model(), found.source.tokenizer, found.labels)
-
-
-load = load_classifier
+PIPELINE = Classifier

@@ -33,7 +33,7 @@ class Reading(Signature):
     takes, has_start = "ids", True
 
     @classmethod
-    def inputs(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[Any]:
+    def inputs(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[list[int]]:
         return [pipeline.ids(valid(text)) for text in texts]
 
 
@@ -55,7 +55,7 @@ class Labelling(Reading):
         return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[str], list[str] | None]:
         return first_lines(folder.valid_text, lambda line: line.partition("\t")[2]), None
 
     @classmethod

@@ -1,8 +1,8 @@
-"""The task of training a classifier of texts: labelled lines, cross entropy of labels, accuracy."""
+"""Trains a classifier of texts: labelled lines, cross entropy of labels, accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,92 +10,79 @@ from typing import TYPE_CHECKING
 from keras_transformer.core.errors import say, warn
 from keras_transformer.core.files import write_text
 from keras_transformer.metrics import TokenAccuracy
+from keras_transformer.models.classifiers import Encoder
+from keras_transformer.tasks.classification import Settings
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled
 from keras_transformer.tasks.classification.pipeline import Classifier
-from keras_transformer.tasks.classification.settings import Settings
-from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.callbacks import ValLossMonitor
-from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.task import Run
+from keras_transformer.training.common_settings import S
+from keras_transformer.training.preparation import one_tokenizer
+from keras_transformer.training.task import Data, Model, Prepared, Run, TaskTraining, both_plans
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.models.classifiers import Encoder
-    from keras_transformer.training.callbacks import Progress
-
-SCORE = "validation loss"
-UNIT = "texts"
-
 
 @dataclass(frozen=True)
-class LabelledText:
+class LabelledText(Prepared):
     """A run's labelled text, ready to train on."""
 
     tokenizer: Tokenizer
-    labels: list[str]
-    plan: LabelledPlan
-    valid_plan: LabelledPlan
     valid: list[Labelled]
 
 
-def corpus(settings: Settings) -> Corpus[Labelled]:
-    """The user's own labelled text, or a named one.
+class LabelTraining(TaskTraining[S, Data, Model]):
+    """What training brings of any classifier: it is judged by the accuracy of its labels."""
 
-    Raises:
-        RequestError: see `labelled_from_file` and `named_labelled`.
-    """
-    if settings.text is not None:
-        return labelled_from_file(settings.text, settings.valid_text, settings.seed)
-    return named_labelled(settings.name)
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return [TokenAccuracy()]
 
 
-def prepare(run: Run, cache: Path, num_replicas: int) -> LabelledText:
-    """Learns the vocabulary, and plans batches of the labelled texts.
+class Training(LabelTraining[Settings, LabelledText, Encoder]):
+    """What a classifier of texts brings to training."""
 
-    Raises:
-        RequestError: the text does not support the vocabulary, or the budget does not hold the longest text.
-    """
-    settings, train, valid = run.settings, list(run.corpus.train()), list(run.corpus.valid())
-    labels = sorted({label for label, _ in train})
-    tokenizer = one_tokenizer(run, lambda: (text for _, text in train))
-    run.config.labels = labels
-    run.config.model["num_labels"] = len(labels)
-    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
-    if run.is_chief:
-        write_text(run.folder.valid_text, "".join(f"{label}\t{text}\n" for label, text in valid))
-    rows = [_rows(part, labels, tokenizer, settings.context_length) for part in (train, valid)]
-    say(f"{run.corpus.name}: {len(train):,} texts with {len(labels)} labels, {len(valid):,} for validation")
-    if rows[0].num_cut:
-        warn(f"{rows[0].num_cut} text(s) have more pieces than --context-length {settings.context_length} and are cut")
-    plan = LabelledPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate)
-    valid_plan = LabelledPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False)
-    return LabelledText(tokenizer, labels, plan, valid_plan, valid)
+    UNIT = "texts"
+
+    def corpus(self, settings: Settings) -> Corpus[Labelled]:
+        """Opens the user's own labelled text, or a named one.
+
+        Raises:
+            RequestError: see `labelled_from_file` and `named_labelled`.
+        """
+        if settings.text is not None:
+            return labelled_from_file(settings.text, settings.valid_text, settings.seed)
+        return named_labelled(settings.name)
+
+    def prepare(self, run: Run, cache: Path, num_replicas: int) -> LabelledText:
+        """Learns the vocabulary, and plans batches of the labelled texts.
+
+        Raises:
+            RequestError: the text does not support the vocabulary, or the budget does not hold the longest text.
+        """
+        settings, train, valid = run.settings, list(run.corpus.train()), list(run.corpus.valid())
+        labels = sorted({label for label, _ in train})
+        run.config.labels = labels
+        run.config.model["num_labels"] = len(labels)
+        tokenizer = one_tokenizer(run, lambda: (text for _, text in train))
+        if run.is_chief:
+            write_text(run.folder.valid_text, "".join(f"{label}\t{text}\n" for label, text in valid))
+        rows = [_rows(part, labels, tokenizer, settings.context_length) for part in (train, valid)]
+        say(f"{run.corpus.name}: {len(train):,} texts with {len(labels)} labels, {len(valid):,} for validation")
+        if num_cut := rows[0].num_cut:
+            warn(f"{num_cut} text(s) have more pieces than --context-length {settings.context_length} and are cut")
+        return LabelledText(*both_plans(LabelledPlan, rows, settings, num_replicas), tokenizer, valid)
+
+    def final_metrics(self, run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
+        """Measures the accuracy."""
+        classifier = Classifier(model, data.tokenizer, run.config.labels or [])
+        found = classifier.classify([text for _, text in data.valid])
+        right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))
+        return {"val_accuracy": right / len(data.valid)}
 
 
 def _rows(texts: Iterable[Labelled], labels: list[str], tokenizer: Tokenizer, max_length: int) -> LabelledRows:
     texts, places = list(texts), {label: place for place, label in enumerate(labels)}
     ids = tokenizer.encode([text for _, text in texts])
     return LabelledRows(ids, [places[label] for label, _ in texts], max_length)
-
-
-def metrics() -> list[keras.metrics.Metric]:
-    """The accuracy."""
-    return [TokenAccuracy()]
-
-
-def validation(
-    run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
-) -> list[keras.callbacks.Callback]:
-    """Early stopping by the validation loss."""
-    return [ValLossMonitor(progress, run.settings.patience)]
-
-
-def final_metrics(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
-    """The accuracy of the model that the run ends with."""
-    found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
-    right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))
-    return {"val_accuracy": right / len(data.valid)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Pixels(NamedTuple):
 
 
 def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], size: int, channels: int) -> Pixels:
-    """The pixels of images, memory-mapped from a file, which is written if it is not there yet.
+    """Returns the pixels of images, memory-mapped from a file, which is written if it is not there yet.
 
     Images that cannot be read are left out; a warning counts and names them.
 
@@ -63,7 +63,7 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
 
 
 def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
-    """The pixels of a file or of an array, see `read_image` and `pixels_of`."""
+    """Returns the pixels of a file or of an array, see `read_image` and `pixels_of`."""
     if isinstance(source, np.ndarray):
         return pixels_of(source, size, channels)
     return read_image(source, size, channels)
@@ -79,15 +79,26 @@ class ImagePlan(EqualPlan):
         positions: how many positions an image takes in the model: its patches, and the class token.
         random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
             uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
-        options: see `EqualPlan`; the budget counts positions.
+        token_budget, seed, num_replicas, accumulate, shuffle: see `EqualPlan`; the budget counts positions.
 
     Raises:
         RequestError: the budget does not hold an image for every replica.
     """
 
-    def __init__(self, pixels: Pixels, positions: int, *options: Any, random_shift: int = 0, **named: Any):
+    def __init__(
+        self,
+        pixels: Pixels,
+        positions: int,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        random_shift: int = 0,
+    ):
         self.pixels, self.random_shift = pixels, random_shift
-        super().__init__(positions, f"an image of {positions} positions", *options, **named)
+        unit = f"an image of {positions} positions"
+        super().__init__(positions, unit, token_budget, seed, num_replicas, accumulate, shuffle)
         self.like = self._batch_of(np.zeros(0, "int64"), np.random.default_rng(0))
 
     def num_tokens(self, place: Place) -> int:
@@ -108,13 +119,13 @@ class ImagePlan(EqualPlan):
         return Batch({"images": images}, labels, weights)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The places of an epoch's images."""
+        """Returns the places of an epoch's images."""
         places = np.arange(len(self.pixels.labels))
         return np.random.default_rng((self.seed, epoch)).permutation(places) if self.shuffle else places
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """An image (H, W, ...) moved by whole pixels, less than its size; black comes in at the edge."""
+    """Returns an image (H, W, ...) moved by whole pixels, less than its size; black comes in at the edge."""
     moved = np.zeros_like(image)
     height, width = image.shape[:2]
     moved[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = image[

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command, Importing, add_batch_size
+from keras_transformer.commands.command import Command, Importer
+from keras_transformer.commands.parser import add_batch_size
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def write_recognizer(imported: Imported, arguments: argparse.Namespace, images: list[Path] | None) -> None:
     """Writes the run of a classifier of images."""
-    from keras_transformer.tasks.images.pipeline import imported as recognizer_of
+    from keras_transformer.tasks.images.pipeline import Recognizer
 
-    recognizer = recognizer_of(imported)
+    recognizer = Recognizer.imported(imported)
     recognizer.save(arguments.run, images, arguments.overwrite)
     size, _, channels = recognizer.model.image_shape
     say(
@@ -59,7 +60,7 @@ def write_recognizer(imported: Imported, arguments: argparse.Namespace, images: 
 
 
 def images_of(arguments: argparse.Namespace) -> list[Path] | None:
-    """The images to certify exports on: the first of a folder and of the folders in it, by their paths.
+    """Returns the images to certify exports on: the first of a folder and of the folders in it, by their paths.
 
     Raises:
         RequestError: there are none.
@@ -81,4 +82,4 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options)}
-IMPORTING = Importing(add_import_options, images_of, write_recognizer)
+IMPORTER = Importer(add_import_options, images_of, write_recognizer)

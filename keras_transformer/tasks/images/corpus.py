@@ -18,6 +18,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
+from keras_transformer.training.task import recipe_named
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
 DIGITS_RECIPE: Config = {
@@ -58,7 +59,7 @@ _filtering = threading.Lock()  # all threads share the filters of warnings
 
 
 def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.ndarray:
-    """The pixels of a file, (S, S, channels) uint8.
+    """Returns the pixels of a file, (S, S, channels) uint8.
 
     The first picture of an animation is taken. Transparent pixels are shown on white. An image is turned upright as its
     EXIF data says, and resized to S × S, whatever its proportions were. Of 16 bits the upper 8 are taken, unless the
@@ -95,7 +96,7 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
 
 
 def _pixels(image: Image.Image, size: int, mode: str) -> np.ndarray:
-    """The pixels (S, S, channels) of an open image that stands upright."""
+    """Returns the pixels (S, S, channels) of an open image that stands upright."""
     if image.mode in ("I", "F"):
         raise UnreadableImage("its pixels have 32 bits, and nothing tells which of them is white")
     if image.mode.startswith("I;16"):
@@ -112,7 +113,7 @@ def _pixels(image: Image.Image, size: int, mode: str) -> np.ndarray:
 
 
 def pixels_of(array: np.ndarray, size: int, channels: int) -> np.ndarray:
-    """An array (H, W) or (H, W, channels) of uint8 as an image of S × S.
+    """Returns an array (H, W) or (H, W, channels) of uint8 as an image of S × S.
 
     Raises:
         UnreadableImage: it is no such array.
@@ -143,7 +144,7 @@ class LabelledImage(NamedTuple):
 def images_from_folder(
     images: str | os.PathLike[str], valid_images: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Corpus[LabelledImage]:
-    """The user's own images: a folder with a folder for each label, which holds the images of that label.
+    """Returns the user's own images: a folder with a folder for each label, which holds the images of that label.
 
     Without validation images a tenth of each label's images is held out, at least one; the seed draws them (see
     `stratified`).
@@ -179,8 +180,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
     Raises:
         RequestError: the name is unknown, or scikit-learn is not installed.
     """
-    if name not in RECIPES:
-        raise RequestError(f"named images are {', '.join(RECIPES)}, or your own with --images; received: {name!r}")
+    recipe = recipe_named(name, RECIPES, "named images are", "--images")
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -193,7 +193,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
         LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
         for label, image in zip(digits.target, pixels, strict=True)
     ]
-    return _corpus(name, *_divided(images, DIGITS_SHARE, DIGITS_SEED), RECIPES[name])
+    return _corpus(name, *_divided(images, DIGITS_SHARE, DIGITS_SEED), recipe)
 
 
 def _corpus(
@@ -207,7 +207,7 @@ def _corpus(
 def _divided(
     images: Sequence[LabelledImage], share: float, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """The images to train on and those held out; see `stratified`. Both stand in the order of `images`."""
+    """Returns the images to train on and those held out; see `stratified`. Both stand in the order of `images`."""
     held_out = stratified([(image.label, image.sha256) for image in images], share, seed)
     parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
     for image in images:
@@ -216,7 +216,7 @@ def _divided(
 
 
 def _images_in(folder: Path) -> list[LabelledImage]:
-    """The images in a folder of class folders, by their paths. Files that are no images are counted in a warning."""
+    """Returns the images in a folder of class folders, by their paths. A warning counts files that are no images."""
     if not folder.is_dir():
         raise RequestError(f"no such folder: {folder}; expected one with a folder of images for each label")
     images, others = [], [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
@@ -236,7 +236,7 @@ def _images_in(folder: Path) -> list[LabelledImage]:
 
 
 def files_under(folder: Path) -> list[Path]:
-    """All files under a folder but hidden ones, by their paths. Links to folders are not followed."""
+    """Returns all files under a folder but hidden ones, by their paths. Links to folders are not followed."""
     found = [Path(place) / name for place, _, names in os.walk(folder) for name in names if not name.startswith(".")]
     return sorted(found)
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
 from keras_transformer.decoding.computations import Embedding, LabelProbs
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.pipelines import Pipeline, in_batches
 from keras_transformer.models.classifiers import ImageClassifier
-from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, load_model, read_config, write_run
-from keras_transformer.spec.search_options import require_whole
+from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, read_config, write_run
 from keras_transformer.tasks.classification.pipeline import Prediction
 from keras_transformer.tasks.images.batches import read
 from keras_transformer.tasks.images.corpus import UnreadableImage
@@ -28,35 +24,8 @@ from keras_transformer.text.lines import each_of, strings_of
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
 
-TASK = "images"
+Item = TypeVar("Item")
 Source = str | os.PathLike[str] | np.ndarray
-
-
-def write_recognizer(
-    folder: str | os.PathLike[str],
-    model: ImageClassifier,
-    labels: list[str],
-    images: np.ndarray | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes the run folder of a recognizer; see `Recognizer.save`.
-
-    Raises:
-        RequestError: see `Recognizer.save`.
-    """
-    path = Path(folder)
-    check_place(path, overwrite)
-    if images is not None and (images.dtype != np.uint8 or images.shape[1:] != model.image_shape or not len(images)):
-        raise RequestError(
-            f"expected images (N, {', '.join(map(str, model.image_shape))}) of uint8; received {images.dtype} "
-            f"{images.shape}"
-        )
-
-    def write_images(run: RunFolder) -> None:
-        if images is not None:
-            np.savez_compressed(run.valid_images, images=images)
-
-    write_run(path, overwrite, "images", float32_copy(model), {"labels": labels, "corpus": {}}, write_images)
 
 
 class Recognizer(Pipeline):
@@ -76,7 +45,7 @@ class Recognizer(Pipeline):
         RequestError: the model has another number of labels.
     """
 
-    task = TASK
+    task = "images"
 
     def __init__(self, model: ImageClassifier, labels: Sequence[str]):
         labels = list(strings_of(labels, "labels"))
@@ -86,22 +55,29 @@ class Recognizer(Pipeline):
         self.labels = labels
         self._computations = CompiledComputations(model)
 
-    def __repr__(self) -> str:
-        model, (size, _, channels) = self.model, self.model.image_shape
-        return (
-            f"<Recognizer: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
-            f"images of {size} x {size} pixels with {channels} channels, {len(self.labels)} labels>"
-        )
+    def details(self) -> str:
+        size, _, channels = self.model.image_shape
+        return f"images of {size} x {size} pixels with {channels} channels, {len(self.labels)} labels"
 
-    @property
-    def names(self) -> Sequence[str]:
-        return self.labels
+    @classmethod
+    def of_run(cls, model: ImageClassifier, folder: RunFolder) -> Recognizer:
+        """Makes a recognizer of a model, with the labels in a run folder.
 
-    def about(self) -> dict[str, str]:
-        return {"labels": json.dumps(self.labels, ensure_ascii=False)}
+        Raises:
+            RequestError: the labels are not the model's.
+        """
+        labels = read_config(folder).labels or []
+        if not labels or model.num_labels != len(labels):
+            expected = f"{folder.path}: expected {model.num_labels} labels in config.json"
+            raise RequestError(f"{expected}; received {len(labels)}")
+        return cls(model, labels)
+
+    @classmethod
+    def imported(cls, found: Imported) -> Recognizer:
+        return cls(found.model(), found.labels)
 
     def pixels(self, image: Source) -> np.ndarray:
-        """An image as the model takes it, (S, S, channels) uint8.
+        """Returns an image as the model takes it, (S, S, channels) uint8.
 
         Raises:
             UnreadableImage: see `corpus.read_image`.
@@ -114,7 +90,7 @@ class Recognizer(Pipeline):
         return read(source, size, channels)
 
     def classify(self, images: Iterable[Source], batch_size: int = 64) -> list[Prediction]:
-        """The likeliest label of each image.
+        """Returns the likeliest label of each image.
 
         Raises:
             RequestError: an image cannot be read, or `images` is no list.
@@ -123,9 +99,7 @@ class Recognizer(Pipeline):
 
     def stream(self, images: Iterable[Source], batch_size: int = 64) -> Iterator[Prediction | UnreadableImage]:
         """`classify`, which yields predictions while images come, and the error of an image that cannot be read."""
-        require_whole("batch_size", batch_size, 1)
-        iterator = each_of(images, "images")
-        while some := list(islice(iterator, batch_size)):
+        for some in in_batches(each_of(images, "images"), batch_size):
             read = [self._read(image) for image in some]
             pixels = [one for one in read if isinstance(one, np.ndarray)]
             predictions = iter(self._predicted(pixels))
@@ -133,11 +107,11 @@ class Recognizer(Pipeline):
                 yield one if isinstance(one, UnreadableImage) else next(predictions)
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """The probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives them."""
+        """Returns the probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives."""
         return self._computations.run(LabelProbs(), images)[0]
 
     def embed(self, images: np.ndarray) -> np.ndarray:
-        """The vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
+        """Returns the vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
         return self._computations.run(Embedding(), images)[0]
 
     def save(
@@ -155,7 +129,20 @@ class Recognizer(Pipeline):
                 configuration does not name.
         """
         pixels = None if images is None else np.array([*readable(map(self._read, each_of(images, "images")))])
-        write_recognizer(folder, self.model, self.labels, pixels, overwrite)
+        path = Path(folder)
+        check_place(path, overwrite)
+        shape = self.model.image_shape
+        if pixels is not None and (pixels.dtype != np.uint8 or pixels.shape[1:] != shape or not len(pixels)):
+            raise RequestError(
+                f"expected images (N, {', '.join(map(str, shape))}) of uint8; received {pixels.dtype} {pixels.shape}"
+            )
+
+        def write_images(run: RunFolder) -> None:
+            if pixels is not None:
+                np.savez_compressed(run.valid_images, images=pixels)
+
+        sections = {"corpus": {}, **self.sections()}
+        write_run(path, overwrite, self.task, float32_copy(self.model), sections, write_images)
 
     def _read(self, image: Source) -> np.ndarray | UnreadableImage:
         try:
@@ -170,7 +157,7 @@ class Recognizer(Pipeline):
         return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
 
     def attention(self, image: Source) -> dict[str, Attention]:
-        """Where the patches of an image look: "self", with the class token first.
+        """Tells where the patches of an image look: "self", with the class token first.
 
         Raises:
             RequestError: the image cannot be read.
@@ -182,8 +169,8 @@ class Recognizer(Pipeline):
         return attention_of(self.model, {"images": pixels[None]}, {"self": (tokens, tokens)})
 
 
-def readable(found: Iterable[object]) -> Iterator[Any]:
-    """What was found of images.
+def readable(found: Iterable[Item | UnreadableImage]) -> Iterator[Item]:
+    """Yields what was found of images.
 
     Raises:
         RequestError: an image could not be read.
@@ -195,21 +182,12 @@ def readable(found: Iterable[object]) -> Iterator[Any]:
 
 
 def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:
-    """The recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
+    """Loads the recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a classifier of images, no model yet, or a file is damaged.
     """
-    folder = RunFolder(run)
-    model, labels = load_model(folder, TASKS[TASK].kind), (read_config(folder).labels or [])
-    if not labels or model.num_labels != len(labels):
-        raise RequestError(f"{folder.path}: expected {model.num_labels} labels in config.json; received {len(labels)}")
-    return Recognizer(model, labels)
+    return Recognizer.load(run)
 
 
-def imported(found: Imported) -> Recognizer:
-    """The recognizer of a model that was read from another format."""
-    return Recognizer(found.model(), found.labels)
-
-
-load = load_recognizer
+PIPELINE = Recognizer

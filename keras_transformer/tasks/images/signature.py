@@ -53,7 +53,7 @@ class Recognition(Signature):
         return {"label": likeliest_labels(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[np.ndarray], list[str] | None]:
         return images_of(folder, config.model), None
 
     @classmethod
@@ -61,7 +61,7 @@ class Recognition(Signature):
         return Texts([], image_probes(pipeline.model.image_shape), given)
 
     @classmethod
-    def inputs(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[Any]:
+    def inputs(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[list[int]]:
         return [image.tolist() for image in texts]
 
     @classmethod
@@ -71,7 +71,7 @@ class Recognition(Signature):
         return [ReferenceOutputs([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
 
     @classmethod
-    def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Any]:
+    def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[np.ndarray]:
         return image_probes((config["image_size"], config["image_size"], config["channels"]))
 
 
@@ -82,8 +82,8 @@ def image_probes(shape: Sequence[int]) -> list[np.ndarray]:
     return [np.zeros(shape, "uint8"), np.full(shape, 255, "uint8"), noise, slope]
 
 
-def images_of(folder: RunFolder, config: Mapping[str, Any]) -> list[Any]:
-    """The first validation images of a run, (S, S, channels) uint8 each.
+def images_of(folder: RunFolder, config: Mapping[str, int]) -> list[np.ndarray]:
+    """Returns the first validation images of a run, (S, S, channels) uint8 each.
 
     Raises:
         RequestError: there are none, or their file is damaged.
@@ -103,7 +103,7 @@ def images_of(folder: RunFolder, config: Mapping[str, Any]) -> list[Any]:
 
 
 def _first_of(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], most: int) -> np.ndarray:
-    """The first images of an array, at most `most`. Its header is read before, and what follows them is not unpacked.
+    """Reads the first images of an array, at most `most`: its header before, and nothing of what follows them.
 
     Raises:
         ValueError, or another of `DAMAGED`: the array holds something else.

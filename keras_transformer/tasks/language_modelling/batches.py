@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_whole
-from keras_transformer.text.batch_sampler import BatchPlan, EqualPlan
+from keras_transformer.text.batch_sampler import EqualPlan, RowPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenized import TokenizedCorpus, mapped
 from keras_transformer.text.tokenizer import LINE_BREAK, PAD, SEPARATOR, START, Tokenizer
@@ -20,7 +19,7 @@ LINES_AT_A_TIME = 10_000
 
 
 def tokenized_text(path: Path, lines: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
-    """The ids (N,) of a text, memory-mapped from a file, which is written if it is not there yet.
+    """Returns the ids (N,) of a text, memory-mapped from a file, which is written if it is not there yet.
 
     Args:
         path: the file.
@@ -56,8 +55,8 @@ class WindowPlan(EqualPlan):
     Args:
         ids: (N,) the text.
         context_length: C.
-        options: see `EqualPlan`. Without shuffling, every epoch has the windows from the beginning of the text, in
-            order, and the last one is shorter.
+        token_budget, seed, num_replicas, accumulate, shuffle: see `EqualPlan`. Without shuffling, every epoch has the
+            windows from the beginning of the text, in order, and the last one is shorter.
 
     Raises:
         RequestError: the text is shorter than a window, or the budget does not hold a window for every replica.
@@ -65,9 +64,19 @@ class WindowPlan(EqualPlan):
 
     like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
-    def __init__(self, ids: np.ndarray, context_length: int, *options: Any, **named: Any):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        context_length: int,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+    ):
         self.ids, self.width = ids, context_length
-        super().__init__(context_length, f"a window of {context_length} tokens", *options, **named)
+        unit = f"a window of {context_length} tokens"
+        super().__init__(context_length, unit, token_budget, seed, num_replicas, accumulate, shuffle)
         if not len(ids):
             raise RequestError("expected a text of one token or more; received an empty one")
         if self.shuffle and len(ids) < context_length:
@@ -91,7 +100,7 @@ class WindowPlan(EqualPlan):
         return Batch({"ids": ids}, labels, real.astype("float32"))
 
     def order(self, epoch: int) -> np.ndarray:
-        """Where the windows of an epoch begin."""
+        """Tells where the windows of an epoch begin."""
         if not self.shuffle:
             return np.arange(0, len(self.ids), self.width)
         random = np.random.default_rng((self.seed, epoch))
@@ -135,26 +144,16 @@ class PairRows:
         return texts
 
 
-class PairPlan(BatchPlan):
-    """Plans batches of pairs, each in one row, as `BatchPlan` plans those of sentence pairs.
+class PairPlan(RowPlan):
+    """Plans batches with a pair in each row, see `RowPlan`. The corpus are `PairRows`.
 
-    A row's inputs are the start id and the row without its last id. Each label weighs 1.
-
-    Args:
-        corpus: the pairs.
-        token_budget: the most positions of a batch, padding included.
-        arguments: see `BatchPlan`.
+    A row's inputs are the start id and the row without its last id.
     """
-
-    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
-
-    def __init__(self, corpus: PairRows, token_budget: int, *arguments: object, **options: object):
-        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
 
     def batch(self, place: Place) -> Batch:
         epoch = self._epoch(place.epoch)
         rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        texts = corpus.texts(rows, int(epoch.batches["num_rows"][place.batch]))  # type: ignore[attr-defined]
+        texts = corpus.texts(rows, int(epoch.batches["num_rows"][place.batch]))
         ids = np.where(texts == PAD, PAD, np.roll(texts, 1, axis=1))
         ids[: len(rows), 0] = START
         unlabelled = np.zeros((len(texts), 1), "int32")

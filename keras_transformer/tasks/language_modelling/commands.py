@@ -7,12 +7,12 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import COUNT, FEW, Command, add_engine_options
+from keras_transformer.commands.command import Command
+from keras_transformer.commands.parser import COUNT, FEW, add_drawing_options, add_engine_options, add_pair_options
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands.arguments import add_drawing_options, add_pair_options
 from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def generate(arguments: argparse.Namespace) -> None:
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)
     from keras_transformer.commands.graph_cache import open_model
-    from keras_transformer.tasks.language_modelling.pipeline import TASK, generator_of
+    from keras_transformer.tasks.language_modelling.pipeline import Generator
 
-    generator = generator_of(open_model(arguments, TASKS[TASK].kind), RunFolder(arguments.run))
+    generator = Generator.of_run(open_model(arguments, TASKS[Generator.task].kind), RunFolder(arguments.run))
     chats = [[{"role": "user", "content": each}] for each in prompts]
     texts = generator.tokenizer.chat_texts(chats) if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
@@ -46,7 +46,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
-    """The prompts that are asked for.
+    """Returns the prompts that are asked for.
 
     Raises:
         RequestError: a prompt and a file were given, or none for a model that answers; or the file cannot be read or
@@ -65,8 +65,8 @@ def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
 
 
 def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
-    """The options of sampling, or of a search with `--beams`; answers are searched for unless an option of drawing is
-    given.
+    """Returns the options of sampling, or of a search with `--beams`; answers are searched for unless an option of
+    drawing is given.
 
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
@@ -100,7 +100,7 @@ def score(arguments: argparse.Namespace) -> None:
 
 
 def opened(run: str) -> Generator:
-    """The generator of a run; TensorFlow is loaded quietly before."""
+    """Returns the generator of a run; TensorFlow is loaded quietly before."""
     load_tensorflow()
     from keras_transformer.tasks.language_modelling.pipeline import load_generator
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, text_attention
 from keras_transformer.decoding.computations import TextLogProbs, search_or_sampling
 from keras_transformer.decoding.decoder import Score, scores_of
 from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
-from keras_transformer.decoding.pipelines import Pipeline
-from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.decoding.pipelines import TextPipeline
+from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
     from keras_transformer.models.stack_models import LanguageModel
 
-TASK = "language-model"
 STREAMED_TOKENS = 32  # the most in a piece of a stream; the first piece has one, and each twice as many as before
 SCORED_TOKENS = 8_192  # at once
 
@@ -64,7 +62,7 @@ class _Row:
         return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
 
 
-class Generator(Pipeline):
+class Generator(TextPipeline):
     """Continues prompts, or answers them, and scores text with one language model. Threads may share it:
 
         generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
@@ -77,7 +75,7 @@ class Generator(Pipeline):
             continues.
     """
 
-    task, takes_target = TASK, True
+    task, takes_target = "language-model", True
 
     def __init__(self, model: LanguageModel | OnnxComputations, tokenizer: Tokenizer, answer_length: int | None = None):
         self._computations = computations_of(model)
@@ -87,19 +85,22 @@ class Generator(Pipeline):
         # Where the context is full, the text goes on from its last half.
         self._kept = self.model.context_length // 2
 
-    def __repr__(self) -> str:
-        model = self.model
-        return (
-            f"<Generator: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
-            f"vocabulary {model.vocabulary_size:,}, contexts of up to {model.context_length} tokens>"
-        )
+    def details(self) -> str:
+        return f"vocabulary {self.model.vocabulary_size:,}, contexts of up to {self.model.context_length} tokens"
+
+    @classmethod
+    def of_run(cls, model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
+        """Makes a generator of a model, with the vocabulary in a run folder; RequestError if it is not the model's."""
+        config = read_config(folder)
+        tokenizer = read_tokenizers(folder, None, config.model["vocabulary_size"])[1]
+        return cls(model, tokenizer, config.answer_length)
+
+    @classmethod
+    def imported(cls, found: Imported) -> Generator:
+        return cls(found.model(), found.target.tokenizer)
 
     @property
-    def tokenizers(self) -> tuple[Tokenizer, ...]:
-        return self.tokenizer, self.tokenizer
-
-    @property
-    def own_search(self) -> Mapping[str, Any]:
+    def own_search(self) -> Config:
         return GREEDY
 
     @property
@@ -234,7 +235,7 @@ class Generator(Pipeline):
         return scores_of(self.log_probs, read, added, lengths, batch_size)
 
     def attention(self, text: str, answer: str | None = None) -> dict[str, Attention]:
-        """Where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
+        """Tells where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
 
         Raises:
             RequestError: an answer is given to a model that continues texts.
@@ -257,28 +258,28 @@ class Generator(Pipeline):
         return found.tolist()
 
     def ids_of(self, text: str) -> Ids:
-        """The ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
+        """Returns the ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
         if self.answer_length is None:
             return self.tokenizer.encode_text(text)
         return self.tokenizer.encode([text])[0]
 
     def ids_of_prompt(self, prompt: str) -> Ids:
-        """The ids of a prompt, of any length; behind one to answer stands the separator. An empty prompt is the start
-        alone if the vocabulary puts none before a text.
+        """Returns the ids of a prompt, of any length; behind one to answer stands the separator. An empty prompt is the
+        start alone if the vocabulary puts none before a text.
         """
         ids = self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
         return ids or [START] * (not self.tokenizer.has_start)
 
     def begun_by(self, ids: Sequence[int]) -> tuple[int, Ids]:
-        """What the model reads at position 0, and what follows: the start id and a prompt, or the prompt alone if the
-        vocabulary puts no start before a text.
+        """Returns what the model reads at position 0, and what follows: the start id and a prompt, or the prompt alone
+        if the vocabulary puts no start before a text.
         """
         if self.tokenizer.has_start or not ids:
             return START, [*ids]
         return ids[0], [*ids[1:]]
 
     def fitting(self, ids: Ids) -> Ids:
-        """What the model reads of the ids of a prompt."""
+        """Returns what the model reads of the ids of a prompt."""
         context = self.model.context_length
         if self.answer_length is None:
             return ids if len(ids) < context else ids[-self._kept :]
@@ -286,7 +287,7 @@ class Generator(Pipeline):
         return ids if len(ids) <= most else [*ids[: most - 1], SEPARATOR]
 
     def text_of(self, added: Sequence[int]) -> str:
-        """The text of ids that were added."""
+        """Returns the text of ids that were added."""
         if self.answer_length is None:
             return self.tokenizer.decode_text(added)
         return self.tokenizer.decode([added])[0]
@@ -298,7 +299,7 @@ class Generator(Pipeline):
         return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)
 
     def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
-        """The ids of the prompts, cut where they are too long."""
+        """Returns the ids of the prompts, cut where they are too long."""
         require_whole("max_tokens", max_tokens, 1)
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
@@ -308,7 +309,7 @@ class Generator(Pipeline):
         return self._read(prompts)
 
     def _read(self, prompts: Sequence[str]) -> list[Ids]:
-        """What the model reads of prompts; warnings count those that are cut, and what cannot be read."""
+        """Returns what the model reads of prompts; warnings count those that are cut, and what cannot be read."""
         begun = [self.ids_of_prompt(prompt) for prompt in prompts]
         Unread(self.tokenizer, prompts).tell()
         fitting = [self.fitting(ids) for ids in begun]
@@ -321,7 +322,7 @@ class Generator(Pipeline):
         return fitting
 
     def _context(self, ids: Ids) -> Ids:
-        """What the model sees of a text that goes on. It depends on the text's length alone."""
+        """Returns what the model sees of a text that goes on. It depends on the text's length alone."""
         length = self.model.context_length
         step = length - self._kept
         return ids[step * max(0, (len(ids) - length) // step + 1) :]
@@ -376,24 +377,12 @@ class Generator(Pipeline):
 
 
 def load_generator(run: str | os.PathLike[str]) -> Generator:
-    """The generator of a run folder of a language model. Nothing in the folder is executed.
+    """Loads the generator of a run folder of a language model. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
     """
-    return generator_of(load_model(run, TASKS[TASK].kind), RunFolder(run))
+    return Generator.load(run)
 
 
-def generator_of(model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
-    """The generator of a model, with the vocabulary in a run folder; RequestError if that is not the model's."""
-    config = read_config(folder)
-    tokenizer = read_tokenizers(folder, None, config.model["vocabulary_size"])[1]
-    return Generator(model, tokenizer, config.answer_length)
-
-
-def imported(found: Imported) -> Generator:
-    """The generator of a model that was read from another format."""
-    return Generator(found.model(), found.target.tokenizer)
-
-
-load = load_generator
+PIPELINE = Generator

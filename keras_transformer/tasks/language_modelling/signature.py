@@ -84,7 +84,7 @@ class Answering(Continuation):
         return super().search(valid_ids(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[str], list[str] | None]:
         return first_lines(folder.valid_source), None
 
 
@@ -144,7 +144,7 @@ def continue_ids(
     index_dtype: str | None = None,
     has_start: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The generator's search in one context, from ids to ids.
+    """Searches as the generator does, in one context, from ids to ids.
 
     Args:
         model: the model.

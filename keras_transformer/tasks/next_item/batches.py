@@ -13,8 +13,8 @@ from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, START
 
 
-def begun(ids: Sequence[int], context_length: int) -> list[int]:
-    """What the model sees of a history: the start id and the last items, `context_length` ids in all."""
+def with_start(ids: Sequence[int], context_length: int) -> list[int]:
+    """Returns what the model sees of a history: the start id and the last items, `context_length` ids in all."""
     return [START, *ids[max(0, len(ids) - context_length + 1) :]]
 
 
@@ -35,6 +35,12 @@ class HistoryRows:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def row(self, row: int, random: np.random.Generator) -> tuple[list[int], list[int]]:
+        """Returns what the model sees of a window, and its labels; see `RowPlan`."""
+        window = self.ids[self.starts[row] : self.stops[row]]
+        unlabelled = [PAD] * (len(window) - self.target_lengths[row])
+        return [START, *window[:-1]], [*unlabelled, *window[len(unlabelled) :]]
+
 
 class HistoryPlan(RowPlan):
     """Plans batches of histories, see `RowPlan`.
@@ -47,7 +53,7 @@ class HistoryPlan(RowPlan):
         context_length: C.
         token_budget: the most labels of a global batch, padding included.
         tells_last: True takes of each history the last window alone, and its last item as the only label.
-        arguments: see `BatchPlan`.
+        seed, num_replicas, accumulate, shuffle: see `BatchPlan`.
 
     Raises:
         RequestError: no history has an item, or the budget does not hold the longest window on every replica.
@@ -58,9 +64,11 @@ class HistoryPlan(RowPlan):
         histories: Sequence[Sequence[int]],
         context_length: int,
         token_budget: int,
-        *arguments: object,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
         tells_last: bool = False,
-        **options: object,
     ):
         lengths = np.array([len(history) for history in histories if history], "int64")
         if not len(lengths):
@@ -71,10 +79,10 @@ class HistoryPlan(RowPlan):
         self._starts = self._stops - lengths
         first = np.maximum(self._starts, self._stops - context_length)
         rows = HistoryRows(self._ids, first, self._stops, 1) if tells_last else self._cut_at(self._starts)
-        super().__init__(rows, token_budget, *arguments, **options)
+        super().__init__(rows, token_budget, seed, num_replicas, accumulate, shuffle=shuffle)
 
     def corpus_of(self, epoch: int) -> Any:
-        """The rows of an epoch."""
+        """Returns the rows of an epoch."""
         if not self.shuffle:
             return self.corpus
         random = np.random.default_rng((self.seed, epoch, 1))
@@ -89,8 +97,3 @@ class HistoryPlan(RowPlan):
         starts = np.repeat(first, counts) + numbers * self.width
         stops = np.minimum(starts + self.width, np.repeat(self._stops, counts))
         return HistoryRows(self._ids, np.maximum(starts, np.repeat(self._starts, counts)), stops)
-
-    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
-        window = corpus.ids[corpus.starts[row] : corpus.stops[row]]
-        unlabelled = [PAD] * (len(window) - corpus.target_lengths[row])
-        return [START, *window[:-1]], [*unlabelled, *window[len(unlabelled) :]]

@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import COUNT, Command, add_batch_size, add_vector_options, standard_input, write_vectors
+from keras_transformer.commands.command import Command
+from keras_transformer.commands.parser import COUNT, add_batch_size, add_vector_options
+from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, warn
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def recommend(arguments: argparse.Namespace) -> None:
 
 
 def log_in(path: str) -> Log:
-    """The log in a file; `--help` does not wait for what reads it."""
+    """Reads the log in a file; `--help` does not wait for what reads it."""
     from keras_transformer.tasks.next_item.corpus import read_log
 
     return read_log(path)
@@ -49,7 +51,7 @@ def show(found: list[Recommendation], **whose: str) -> None:
 
 
 def vectors(arguments: argparse.Namespace) -> np.ndarray:
-    """The vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
+    """Returns the vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
     if arguments.items and arguments.log is not None:
         raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
     log = None if arguments.log is None else log_in(arguments.log)

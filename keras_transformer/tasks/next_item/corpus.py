@@ -20,6 +20,7 @@ from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_of, strings_of
 from keras_transformer.text.tokenizer import END
+from keras_transformer.training.task import recipe_named
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
 MAX_BYTES = 2**28  # the largest file of names
@@ -80,7 +81,7 @@ class Items:
 
     @classmethod
     def of(cls, histories: Iterable[Iterable[str]], vocabulary_size: int) -> Items:
-        """The items of histories, the most frequent first, as many as a vocabulary of at most this size holds."""
+        """Counts the items of histories: the most frequent first, as many as a vocabulary of this size holds."""
         counts = Counter(item for history in each_of(histories, "histories") for item in strings_of(history, "items"))
         most = max(1, vocabulary_size - FIRST_ITEM)
         return cls(sorted(counts, key=lambda item: (-counts[item], item))[:most])
@@ -106,7 +107,7 @@ class Items:
         write_text(path, "".join(f"{name}\n" for name in self.names))
 
     def encode(self, history: Iterable[str]) -> list[int]:
-        """The ids of a history. Items that the vocabulary lacks are left out.
+        """Returns the ids of a history. Items that the vocabulary lacks are left out.
 
         Raises:
             RequestError: the history is no list of strings.
@@ -114,7 +115,7 @@ class Items:
         return [self._ids[name] for name in strings_of(history, "items") if name in self._ids]
 
     def id(self, name: str, unknown: int) -> int:
-        """The id of an item, or `unknown` if the vocabulary lacks the item."""
+        """Returns the id of an item, or `unknown` if the vocabulary lacks the item."""
         return self._ids.get(string_of(name), unknown)
 
 
@@ -189,7 +190,7 @@ def _with(first: str, others: Iterable[str]) -> Iterator[str]:
 
 
 def _columns(head: list[str], path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """The places of user, item and time in each line, if the first one is a header; None if it is an event."""
+    """Returns the places of user, item and time in each line, if the first one is a header; None if it is an event."""
     names = [cell.partition(":")[0].strip().lower().replace("_", "") for cell in head]
     places = {column: [at for at, name in enumerate(names) if name in known] for column, known in COLUMNS.items()}
     if all(len(found) == 1 for found in places.values()):
@@ -226,7 +227,7 @@ def _time(text: str, place: str) -> Time:
 
 
 def log_from_file(path: str | os.PathLike[str]) -> Corpus[History]:
-    """The user's own log; see `read_log`. The last event of each user is held out (Kang and McAuley 2018, 4.2).
+    """Returns the user's own log; see `read_log`. The last event of each user is held out (Kang and McAuley 2018, 4.2).
 
     `train` yields histories without their last events, `valid` whole ones. The event of a user with one event alone is
     trained on.
@@ -245,8 +246,8 @@ def log_from_file(path: str | os.PathLike[str]) -> Corpus[History]:
     return corpus
 
 
-def _leave_one_out(name: str, histories: list[History]) -> Corpus[History]:
-    """The corpus without the last event of each user who has two."""
+def _leave_one_out(name: str, histories: list[History], recipe: Config | None = None) -> Corpus[History]:
+    """Returns the corpus without the last event of each user who has two."""
 
     def train() -> Iterator[History]:
         return (history[:-1] if len(history) > 1 else history for history in histories)
@@ -255,25 +256,24 @@ def _leave_one_out(name: str, histories: list[History]) -> Corpus[History]:
         return (history for history in histories if len(history) > 1)
 
     identity = sha256_of("\t".join(history) for history in histories)
-    return Corpus(name, None, None, train, valid, identity, RECIPES.get(name, {}))
+    return Corpus(name, None, None, train, valid, identity, recipe or {})
 
 
 def named_log(name: str) -> Corpus[History]:
-    """A named log: `series`, in which readers follow several series of books in turns, part by part.
+    """Returns a named log: `series`, in which readers follow several series of books in turns, part by part.
 
     Which series comes next is chance, so the item before does not tell the next one; the history does.
 
     Raises:
         RequestError: the name is unknown.
     """
-    if name not in RECIPES:
-        raise RequestError(f"a log is one of {', '.join(RECIPES)}, or your own with --log; received: {name!r}")
+    recipe = recipe_named(name, RECIPES, "a log is one of", "--log")
     generator = random.Random(0)
-    return _leave_one_out(name, [_reader(generator) for _ in range(NUM_READERS)])
+    return _leave_one_out(name, [_reader(generator) for _ in range(NUM_READERS)], recipe)
 
 
 def _reader(generator: random.Random) -> History:
-    """What one reader reads: the next part of one of some series, and now and then a novel, of which some are known."""
+    """Makes up what one reader reads: the next part of one of some series, and now and then a novel."""
     to_read = generator.sample(range(NUM_SERIES), NUM_SERIES)
     reading = {to_read.pop(): generator.randint(1, 4) for _ in range(2)}
     history: History = []

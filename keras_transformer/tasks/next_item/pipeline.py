@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.core.errors import RequestError, warn
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
 from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.pipelines import Pipeline, in_batches
 from keras_transformer.models.stack_models import SequenceEncoder
-from keras_transformer.runs.run_folder import RunFolder, load_model
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import require_whole
-from keras_transformer.tasks.next_item.batches import begun
+from keras_transformer.tasks.next_item.batches import with_start
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, Items
 from keras_transformer.text.lines import each_of, strings_of
 from keras_transformer.text.sentences import Ids, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
-
-TASK = "next-item"
 
 
 class Recommendation(NamedTuple):
@@ -49,19 +45,31 @@ class Recommender(Pipeline):
         items: its vocabulary.
     """
 
-    task = TASK
+    task = "next-item"
 
     def __init__(self, model: SequenceEncoder, items: Items):
         self.model = model
         self.items = items
         self._computations = CompiledComputations(model)
 
-    def __repr__(self) -> str:
-        model = self.model
-        return (
-            f"<Recommender: {model.count_params():,} parameters, {model.num_layers} layers of width "
-            f"{model.hidden_dim}, {len(self.items):,} items>"
-        )
+    def details(self) -> str:
+        return f"{len(self.items):,} items"
+
+    @classmethod
+    def of_run(cls, model: SequenceEncoder, folder: RunFolder) -> Recommender:
+        """Makes a recommender of a model, with the items in a run folder.
+
+        Raises:
+            RequestError: the items are missing, damaged or not the model's.
+        """
+        items = Items.load(folder.items)
+        if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
+            raise RequestError(
+                f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
+                f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder "
+                "anew"
+            )
+        return cls(model, items)
 
     @property
     def names(self) -> Sequence[str]:
@@ -70,13 +78,13 @@ class Recommender(Pipeline):
     def save_vocabularies(self, folder: Path) -> None:
         self.items.save(RunFolder(folder).items)
 
-    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        return super().attention_of_line(history_of(line), target)  # type: ignore[arg-type]
+    def read(self, line: str) -> list[str]:
+        return history_of(line)
 
     def recommend(
         self, histories: Iterable[Sequence[str]], count: int = 10, only_new: bool = False, batch_size: int = 64
     ) -> list[list[Recommendation]]:
-        """The likeliest next items of each history, the likeliest first.
+        """Returns the likeliest next items of each history, the likeliest first.
 
         Args:
             histories: an empty one gets what mostly comes first.
@@ -101,7 +109,7 @@ class Recommender(Pipeline):
                 yield self._best(row, left_out, count)
 
     def embed(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
-        """A vector for each history, (N, D) float32.
+        """Returns a vector for each history, (N, D) float32.
 
         The inner product with an item's vector is the item's logit, without the bias that `--output-bias` adds.
         """
@@ -110,7 +118,7 @@ class Recommender(Pipeline):
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 
     def attention(self, history: Sequence[str]) -> dict[str, Attention]:
-        """Where the items of a history look: "self", with the beginning of the history among them."""
+        """Tells where the items of a history look: "self", with the beginning of the history among them."""
         (known,) = self._in_batches([history], 1)
         ids = self._begun([known[0]])
         names = [self.items.names[id - FIRST_ITEM] for id in ids[0, 1:]]
@@ -118,11 +126,11 @@ class Recommender(Pipeline):
         return attention_of(self.model, {"ids": ids}, {"self": (tokens, tokens)})
 
     def item_vectors(self) -> np.ndarray:
-        """The vectors of all items, (items, D) float32, in the order of `items.names`."""
+        """Returns the vectors of all items, (items, D) float32, in the order of `items.names`."""
         return np.asarray(self.model.item_vectors(), "float32")
 
     def ranks(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
-        """The rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
+        """Returns the rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
 
         An item that the vocabulary lacks is missed, see `metrics.ranks_of`.
 
@@ -145,15 +153,14 @@ class Recommender(Pipeline):
         return [Recommendation(self.items.names[id - FIRST_ITEM], float(probs[id])) for id in best if probs[id] >= 0]
 
     def _begun(self, histories: list[Ids]) -> np.ndarray:
-        return padded([begun(ids, self.model.context_length) for ids in histories])
+        return padded([with_start(ids, self.model.context_length) for ids in histories])
 
     def _in_batches(self, histories: Iterable[Sequence[str]], size: int) -> Iterator[list[Ids]]:
         """Histories as ids, `size` at a time. At the end it warns of items that the vocabulary lacks, and of those that
         do not fit in the context.
         """
-        require_whole("batch_size", size, 1)
-        iterator, num_unknown, num_cut, most = each_of(histories, "histories"), 0, 0, self.model.context_length - 1
-        while some := list(islice(iterator, size)):
+        num_unknown, num_cut, most = 0, 0, self.model.context_length - 1
+        for some in in_batches(each_of(histories, "histories"), size):
             ids = [self.items.encode(history) for history in some]
             num_unknown += sum(map(len, some)) - sum(map(len, ids))
             num_cut += sum(len(history) > most for history in ids)
@@ -165,25 +172,17 @@ class Recommender(Pipeline):
 
 
 def load_recommender(run: str | os.PathLike[str]) -> Recommender:
-    """The recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
+    """Loads the recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a sequence encoder, no model yet, or a file is damaged.
     """
-    folder = RunFolder(run)
-    model = load_model(folder, TASKS[TASK].kind)
-    items = Items.load(folder.items)
-    if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
-        raise RequestError(
-            f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
-            f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder anew"
-        )
-    return Recommender(model, items)
+    return Recommender.load(run)
 
 
 def history_of(line: str) -> list[str]:
-    """The items of a line, which tabs divide."""
+    """Returns the items of a line, which tabs divide."""
     return [item.strip() for item in line.split("\t") if item.strip()]
 
 
-load = load_recommender
+PIPELINE = Recommender

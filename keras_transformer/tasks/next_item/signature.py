@@ -63,7 +63,7 @@ class Recommending(Signature):
         return {"items": tf.gather(self.pipeline.names, found["item_ids"] - self.model.num_control_ids), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[list[str]], list[str] | None]:
         return histories_of(folder, config.model["context_length"]), None
 
     @classmethod
@@ -71,7 +71,7 @@ class Recommending(Signature):
         return Texts([], history_probes(pipeline.names, pipeline.model.context_length - 1), given)
 
     @classmethod
-    def inputs(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[Any]:
+    def inputs(cls, pipeline: Recommender, texts: Sequence[Any]) -> list[list[int]]:
         return [[START, *pipeline.items.encode(history)] for history in texts]
 
     @classmethod
@@ -92,7 +92,7 @@ class Recommending(Signature):
 
 
 def num_listed(model: FamilyModel) -> int:
-    """How many items a model of histories lists."""
+    """Returns how many items a model of histories lists."""
     return min(NUM_ITEMS, model.vocabulary_size - model.num_control_ids)
 
 
@@ -101,8 +101,8 @@ def history_probes(names: Sequence[str], most: int) -> list[list[str]]:
     return [[names[place % len(names)] for place in range(count)] for count in (0, 1, most, most + 1)]
 
 
-def histories_of(folder: RunFolder, context_length: int) -> list[Any]:
-    """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
+def histories_of(folder: RunFolder, context_length: int) -> list[list[str]]:
+    """Makes up histories of the run's items, some longer than the context: a run keeps none of its users'."""
     names = Items.load(folder.items).names
     draws = np.random.default_rng(SEED)
     lengths = draws.integers(0, context_length + 5, QUICK_TEXTS)

@@ -10,14 +10,14 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_tokenizers
-from keras_transformer.tasks.translation.pipeline import TASK, Translator, translator_of
+from keras_transformer.tasks.translation.pipeline import Translator
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
 
 
 def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
-    """The translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
+    """Loads the translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
 
     Args:
         runs: run folders whose vocabularies are the same, as those of runs that differ in their seeds are. The options
@@ -33,18 +33,18 @@ def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int
     >>> translator.translate("twenty-one")
     'einundzwanzig'
     """
-    return translator_of(ensemble_decoder(runs), RunFolder(runs[0]), max_source_length)
+    return Translator.of_run(ensemble_decoder(runs), RunFolder(runs[0]), max_source_length)
 
 
 def ensemble_decoder(runs: Sequence[str | os.PathLike[str]]) -> KerasDecoder:
-    """The decoder of the runs' models, or of the one run's.
+    """Loads the decoder of the runs' models, or of the one run's.
 
     Raises:
         RequestError: see `load_ensemble`.
     """
     if not runs or isinstance(runs, str | os.PathLike):
         raise RequestError(f"expected a list of run folders; received {runs!r}")
-    models = [load_model(run, TASKS[TASK].kind) for run in runs]
+    models = [load_model(run, TASKS[Translator.task].kind) for run in runs]
     if len(runs) > 1:
         _require_one_vocabulary(runs, models)
     return KerasDecoder(*models)

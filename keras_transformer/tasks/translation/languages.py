@@ -30,15 +30,15 @@ class Direction(NamedTuple):
     target: Ids = []
 
     def of(self, sentence: Sentence) -> Sentence:
-        """The sentence with its tags."""
+        """Returns the sentence with its tags."""
         return replace(sentence, source=self.source + sentence.source, prefix=self.target + sentence.prefix)
 
 
 NO_TAGS = Direction()
 
 
-def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None) -> LearnedText:
-    """What a model learned from, in the direction that is asked for.
+def with_languages(learned: LearnedText, tags: Mapping[str, str], *languages: str | None) -> LearnedText:
+    """Returns what tells of the text that a model learned from, with the languages that are asked for.
 
     Args:
         learned: with the languages that hold where None is asked for.
@@ -65,17 +65,17 @@ def chosen(learned: LearnedText, tags: Mapping[str, str], *languages: str | None
     return replace(learned, **asked)
 
 
-def of_run(config: RunConfig, *languages: str | None) -> Config:
-    """The languages between which a run translates, by the names of its settings.
+def languages_of_run(config: RunConfig, *languages: str | None) -> Config:
+    """Returns the languages between which a run translates, by the names of its settings.
 
     Args:
         config: the run's, with the tags of many languages.
         languages: those of source and target that are asked for; None asks for the run's own.
 
     Raises:
-        RequestError: see `chosen` and `require_languages`.
+        RequestError: see `with_languages` and `require_languages`.
     """
-    learned = chosen(LearnedText.of_corpus(config.corpus), config.language_tags, *languages)
+    learned = with_languages(LearnedText.of_corpus(config.corpus), config.language_tags, *languages)
     require_languages(learned, config.language_tags)
     return dict(zip(SIDES, (learned.source_language, learned.target_language), strict=True))
 
@@ -92,11 +92,11 @@ def require_languages(learned: LearnedText, tags: Mapping[str, str]) -> None:
 
 
 def direction_of(learned: LearnedText, tags: Mapping[str, str], tokenizer: Tokenizer) -> Direction:
-    """The tags of a direction.
+    """Returns the tags of a direction.
 
     Args:
         learned: with the languages of source and target.
-        tags: see `chosen`; a model of one direction has none.
+        tags: see `with_languages`; a model of one direction has none.
         tokenizer: the vocabulary of sources, in which a tag has the same id as in that of translations.
 
     Raises:

@@ -52,7 +52,7 @@ class Passage:
     prefix: str = ""
 
     def divided(self, texts: Iterable[str]) -> Passage:
-        """The passage with other texts, which are its own but for the white space around them."""
+        """Returns the passage with other texts, which are its own but for the white space around them."""
         bodies, spaces = list[str](), [self.spaces[0]]
         for text in texts:
             body = text.strip()
@@ -97,7 +97,7 @@ class Passages:
         self.num_copied = self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
 
     def taken_apart(self, numbered: Iterable[tuple[int, tuple[str, str]]]) -> list[Passage]:
-        """The passages of numbered (line, prefix) pairs."""
+        """Returns the passages of numbered (line, prefix) pairs."""
         return [self._passage(number, plain(line), prefix) for number, (line, prefix) in numbered]
 
     def _passage(self, number: int, line: str, prefix: str) -> Passage:
@@ -125,17 +125,17 @@ class Passages:
         return whole
 
     def _sentences(self, text: str, tags: str) -> list[str]:
-        """The sentences of a text, as many together as the model learned from."""
+        """Returns the sentences of a text, as many together as the model learned from."""
         sentences, count = sentences_in(text, self._language(tags)), self.learned.sentences_per_line
         return ["".join(sentences[first : first + count]) for first in range(0, len(sentences), count)]
 
     def _language(self, tags: str) -> str | None:
-        """The language of a source; a tag of the other direction stands before text of the target language."""
+        """Returns the language of a source; a tag of the other direction stands before text of the target language."""
         source, target = self.learned.source_language, self.learned.target_language
         return target if into(source, "source") in tags.split() else source
 
     def fitted(self, passages: Sequence[Passage]) -> tuple[list[Passage], list[Sentence]]:
-        """The passages, with texts that fit the model, and their sentences: one for each text, at the text's place.
+        """Splits texts that are too long. Returns the passages, and one sentence for each text, at the text's place.
 
         A text without any piece has no sentence.
         """
@@ -161,7 +161,7 @@ class Passages:
         return self.tokenizer.encode([one.tags + text for one in passages for text in one.texts])
 
     def _shortened(self, passage: Passage, sources: list[Ids]) -> tuple[Passage, list[Ids]]:
-        """A passage with a text that is too long, in shorter texts if it may be split."""
+        """Returns a passage with a text that is too long, in shorter texts if it may be split."""
         if not self.joins or passage.prefix:
             self.num_unsplit += self.split != "off"
         else:
@@ -231,7 +231,7 @@ class Layout:
         return [part for part in self.parts if not self._stays(part)]
 
     def filled(self, translations: Iterator[str]) -> str:
-        """The text with the next translations in the places of its lines."""
+        """Returns the text with the next translations in the places of its lines."""
         return "".join(part if self._stays(part) else next(translations) for part in self.parts)
 
     def _stays(self, part: str) -> bool:
@@ -239,7 +239,7 @@ class Layout:
 
 
 def _framed(text: str, language: str | None) -> tuple[str, str, str]:
-    """What stands before the sentences of a line, the sentences, and the white space behind them."""
+    """Returns what stands before the sentences of a line, the sentences, and the white space behind them."""
     line_start = LINE_START_BEFORE_ORDINALS if may_have_ordinals(text, language) else LINE_START
     start = line_start.match(text).end()
     if is_blank(text[start:]):  # a mark without a text is a text
@@ -249,7 +249,7 @@ def _framed(text: str, language: str | None) -> tuple[str, str, str]:
 
 
 def _on_one_line(kept: str) -> str:
-    """Kept text in which every line break and control character but the tab is a space."""
+    """Returns kept text in which every line break and control character but the tab is a space."""
     if kept.isprintable():
         return kept
     breaks = ("Cc", "Zl", "Zp")
@@ -257,7 +257,7 @@ def _on_one_line(kept: str) -> str:
 
 
 def _one(parts: Sequence[Hypothesis], spaces: Sequence[str]) -> Hypothesis:
-    """The translation of a line: its score and its log P are the sums over its texts."""
+    """Returns the translation of a line: its score and its log P are the sums over its texts."""
     before, *between, behind = spaces
     has_ended = all(END in part.ids for part in parts)
     return Hypothesis(
@@ -271,7 +271,7 @@ def _one(parts: Sequence[Hypothesis], spaces: Sequence[str]) -> Hypothesis:
 def translations(
     decoder: Decoder, target: Tokenizer, num_lines: int, sentences: list[Sentence], options: SearchOptions
 ) -> list[list[Hypothesis]]:
-    """The translations of lines, in their order.
+    """Returns the translations of lines, in their order.
 
     Args:
         decoder: the model.
@@ -292,7 +292,7 @@ def translations(
 def _hypotheses(
     decoder: Decoder, target: Tokenizer, emitted: list[Emitted], options: SearchOptions
 ) -> dict[int, list[Hypothesis]]:
-    """The translations of sentences, by their places."""
+    """Returns the translations of sentences, by their places."""
     texts = target.decode([one.ids for one in emitted])
     alignments = decoder.align(emitted) if options.alignments else [()] * len(emitted)
     hypotheses: dict[int, list[Hypothesis]] = {one.sentence.place: [] for one in emitted}

@@ -9,35 +9,46 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.files import write_text
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, translation_attention
 from keras_transformer.decoding.decoder import Decoder, Hypothesis, Score, scores_of
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.pipelines import Pipeline, decoder_of
 from keras_transformer.runs.export_folder import ExportFolder
-from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.runs.run_folder import (
+    RunFolder,
+    check_place,
+    float32_copy,
+    load_model,
+    read_config,
+    read_tokenizers,
+    write_run,
+)
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import SearchOptions, own_search, require_whole
-from keras_transformer.tasks.translation.languages import Direction, chosen, direction_of
+from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of, with_languages
 from keras_transformer.tasks.translation.passages import Layout, Passages, translations
-from keras_transformer.tasks.translation.saving import write_translator
 from keras_transformer.text.bleu import checked_tokenizer, quality
-from keras_transformer.text.lines import is_blank, string_of, strings_of
+from keras_transformer.text.lines import each_of, is_blank, plain, string_of, strings_of
 from keras_transformer.text.sentences import Ids, Sentence, with_prefixes
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer, Unread, warn_of_cuts
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from keras_transformer.importing.weights import Imported
     from keras_transformer.models.transformer import Transformer
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
 BATCHES_AHEAD = 32
-TASK = "translation"
 Validation = tuple[Sequence[str], Sequence[str]]
+Asked = str | float | None  # the value of an option of the search
 
 
 class Translator(Pipeline):
@@ -65,7 +76,7 @@ class Translator(Pipeline):
     'einundzwanzig'
     """
 
-    task, takes_target = TASK, True
+    task, takes_target = "translation", True
 
     def __init__(
         self,
@@ -91,6 +102,33 @@ class Translator(Pipeline):
         require_whole("max_source_length", self.max_source_length, 1)
         self.decoder.check_source_length(self.max_source_length)
 
+    @classmethod
+    def load(cls, run: str | os.PathLike[str]) -> Translator:
+        return load(run)
+
+    @classmethod
+    def of_run(
+        cls, model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None
+    ) -> Translator:
+        """Makes a translator of a model, with the vocabularies in a folder.
+
+        Raises:
+            RequestError: a vocabulary is missing, damaged or not the model's.
+        """
+        decoder = decoder_of(model)
+        tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
+        if not folder.is_run():
+            return cls(decoder, *tokenizers, max_source_length)
+        config = read_config(folder)  # a graph that was kept for an earlier request has other options in its metadata
+        learned = LearnedText.of_corpus(config.corpus)
+        search, tags = config.search, config.language_tags
+        return cls(decoder, *tokenizers, max_source_length, search, language_tags=tags, **asdict(learned))
+
+    @classmethod
+    def imported(cls, found: Imported) -> Translator:
+        own = (found.model(), found.source.tokenizer, found.target.tokenizer, None, found.search)
+        return cls(*own, language_tags=found.language_tags, **asdict(LearnedText(*found.languages or ())))
+
     def __repr__(self) -> str:
         sizes = " → ".join(f"{each.vocabulary_size:,}" for each in dict.fromkeys(self.tokenizers))
         return f"<Translator: {self.decoder!r}, vocabulary {sizes}, sources of up to {self.max_source_length} pieces>"
@@ -101,10 +139,10 @@ class Translator(Pipeline):
         return self.learned_text.target_language
 
     def between(self, source_language: str | None, target_language: str | None) -> Translator:
-        """The translator of a direction, for a model between many languages; None leaves a side as it is. The codes are
-        the model's own, such as "eng_Latn"; RequestError is raised for one that it does not know."""
+        """Returns the translator of a direction, for a model between many languages; None leaves a side as it is. The
+        codes are the model's own, such as "eng_Latn"; RequestError is raised for one that it does not know."""
         other = copy.copy(self)
-        other.learned_text = chosen(self.learned_text, self.language_tags, source_language, target_language)
+        other.learned_text = with_languages(self.learned_text, self.language_tags, source_language, target_language)
         return other
 
     @property
@@ -140,7 +178,7 @@ class Translator(Pipeline):
         split: str = "sentences",
         long: str | None = None,
     ) -> str | list[str]:
-        """The best translation of each text, by beam search. The translation of a blank line is empty.
+        """Returns the best translation of each text, by beam search. The translation of a blank line is empty.
 
         Args:
             lines: texts, or one text, of one line or several. Line breaks, blank lines, indentation and the marks of
@@ -168,12 +206,12 @@ class Translator(Pipeline):
         return written[0] if isinstance(lines, str) else written
 
     def n_best(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: object
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Asked
     ) -> list[list[Hypothesis]]:
         """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
         return list(self.stream(lines, self.search_options(**options), prefixes))
 
-    def search_options(self, **given: object) -> SearchOptions:
+    def search_options(self, **given: Asked) -> SearchOptions:
         """`SearchOptions` with the model's own options where none are given, or None is.
 
         Raises:
@@ -226,7 +264,7 @@ class Translator(Pipeline):
         return translations(self.decoder, self.target_tokenizer, len(sources), sentences, options)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
-        """The model's probability of a given translation of each source.
+        """Returns the model's probability of a given translation of each source.
 
         Raises:
             RequestError: the lists are not of one length, or not of strings; or `batch_size` is not positive.
@@ -284,7 +322,7 @@ class Translator(Pipeline):
         }
 
     def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
-        """Where the model looks while it translates a text.
+        """Tells where the model looks while it translates a text.
 
         Args:
             text: one sentence.
@@ -317,7 +355,7 @@ class Translator(Pipeline):
         return self.source_tokenizer, self.target_tokenizer
 
     @property
-    def own_search(self) -> Mapping[str, Any]:
+    def own_search(self) -> Config:
         return self.search
 
     def about(self) -> dict[str, str]:
@@ -344,20 +382,72 @@ class Translator(Pipeline):
             RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a
                 translation, a vocabulary does not fit the model, or the configuration lacks a part of the model.
         """
-        sentences = self.learned_text.sentences_per_line
+        path = Path(folder)
+        check_place(path, overwrite)
+        twin = float32_copy(self.model)
+        _check_vocabularies(twin.arguments(), self.tokenizers)
+        if languages is not None and (isinstance(languages, str) or len(languages) != 2):
+            raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
+        texts = _checked_validation(validation)
+        corpus: Config = dict(zip(SIDES, languages or (), strict=False))
+        if self.learned_text.sentences_per_line > 1:
+            corpus["sentences_per_line"] = self.learned_text.sentences_per_line
         own = {"search": self.search, "language_tags": self.language_tags}
-        write_translator(folder, self.model, self.tokenizers, languages, validation, overwrite, own, sentences)
+        sections = {**{name: content for name, content in own.items() if content}, "corpus": corpus}
+        write_run(path, overwrite, self.task, twin, sections, lambda to: _write_text(to, twin, self.tokenizers, texts))
 
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
-        """The pieces of sources, cut where they are too long; warnings count those, and what cannot be read."""
+        """Returns the pieces of sources, cut where they are too long; warnings count those, and what cannot be read."""
         encoded = [self.direction.source + ids for ids in self.source_tokenizer.encode(lines)]
         Unread(self.source_tokenizer, lines).tell()
         warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
         return [ids[: self.max_source_length] for ids in encoded]
 
-    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> Any:
-        """log P (B,) float32 of targets in pieces, an array; see `Decoder.log_probs`."""
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
+        """Returns log P (B,) float32 of targets in pieces; see `Decoder.log_probs`."""
         return self.decoder.log_probs(sources, targets)
+
+
+def _checked_validation(validation: Validation | None) -> Validation | None:
+    """Returns the validation text, as lists. Raises RequestError unless each sentence has a translation."""
+    if validation is None:
+        return None
+    sides = each_of(validation, "sentences and of translations")
+    sentences, translations = (list(strings_of(side, "validation sentences")) for side in sides)
+    if not len(sentences) == len(translations) > 0:
+        raise RequestError(
+            f"expected a translation for each validation sentence; received {len(sentences)} sentences and "
+            f"{len(translations)} translations"
+        )
+    return sentences, translations
+
+
+def _check_vocabularies(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Raises RequestError unless the vocabularies of source and target are the model's."""
+    source, target = tokenizers
+    target_size = config["vocabulary_size"]
+    source_size = config["source_vocabulary_size"] or target_size
+    for tokenizer, size in ((source, source_size), (target, target_size)):
+        if tokenizer.vocabulary_size != size:
+            raise RequestError(f"expected a vocabulary of {size} pieces; received {tokenizer.vocabulary_size}")
+    sources, targets = (tokenizer.pieces(range(tokenizer.vocabulary_size)) for tokenizer in tokenizers)
+    if config["source_vocabulary_size"] is None and sources != targets:
+        raise RequestError("expected one vocabulary, for the model has one matrix for both; received two")
+
+
+def _write_text(
+    run: RunFolder,
+    model: Transformer,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    validation: Validation | None,
+) -> None:
+    """Writes the vocabularies of a translator, and its validation text."""
+    are_two = model.arguments()["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
+    for path, tokenizer in zip(run.tokenizers(are_two), tokenizers, strict=True):
+        tokenizer.save(path.with_suffix(tokenizer.suffix))
+    if validation is not None:
+        for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):
+            write_text(path, "".join(f"{plain(line)}\n" for line in lines))
 
 
 def load(
@@ -367,7 +457,7 @@ def load(
     num_threads: int | None = None,
     provider: str = "auto",
 ) -> Translator:
-    """The translator of a run folder or of an export folder.
+    """Loads the translator of a run folder or of an export folder.
 
     A run translates with its Keras model. An export translates with its graphs in ONNX Runtime, and imports neither
     Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
@@ -384,33 +474,15 @@ def load(
     """
     folder = RunFolder((export := ExportFolder(run)).path)
     if export.is_export():
-        return translator_of(OnnxDecoder(export.graphs(precision), num_threads, provider), folder, max_source_length)
+        decoder = OnnxDecoder(export.graphs(precision), num_threads, provider)
+        return Translator.of_run(decoder, folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
     if num_threads is not None:
         raise RequestError(f"a run takes the threads of TensorFlow; received {num_threads}: load an export of the run")
     if provider != "auto":
         raise RequestError(f"a run takes the devices of TensorFlow; received provider {provider!r}: load an export")
-    return translator_of(load_model(folder, TASKS[TASK].kind), folder, max_source_length)
+    return Translator.of_run(load_model(folder, TASKS[Translator.task].kind), folder, max_source_length)
 
 
-def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:
-    """The translator of a model, with the vocabularies in a folder.
-
-    Raises:
-        RequestError: a vocabulary is missing, damaged or not the model's.
-    """
-    decoder = decoder_of(model)
-    tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
-    if not folder.is_run():
-        return Translator(decoder, *tokenizers, max_source_length)
-    config = read_config(folder)  # a graph that was kept for an earlier request has other options in its metadata
-    learned = LearnedText.of_corpus(config.corpus)
-    search, tags = config.search, config.language_tags
-    return Translator(decoder, *tokenizers, max_source_length, search, language_tags=tags, **asdict(learned))
-
-
-def imported(found: Imported) -> Translator:
-    """The translator of a model that was read from another format."""
-    own = (found.model(), found.source.tokenizer, found.target.tokenizer, None, found.search)
-    return Translator(*own, language_tags=found.language_tags, **asdict(LearnedText(*found.languages or ())))
+PIPELINE = Translator

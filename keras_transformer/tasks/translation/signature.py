@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Translation(Searching):
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
     def opened(self, ids: Tensor) -> Tensor:
-        """With the tag of the source's language, where there are pieces."""
+        """Puts the tag of the source's language before ids, where there are pieces."""
         if not (tags := self.pipeline.direction.source):
             return ids
         rows = ops.concatenate([beginnings(tags, ids), ids], axis=1)
@@ -73,7 +73,7 @@ class Translation(Searching):
         return model.max_source_length
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[str], list[str] | None]:
         if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
             raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
         source, target = (islice(read_lines(path), MOST_LINES) for path in (folder.valid_source, folder.valid_target))
@@ -135,7 +135,7 @@ class Translated(ReferenceSearch):
 
 
 def beginnings(beginning: Sequence[int], source_ids: Tensor) -> Tensor | None:
-    """The ids (P,) with which all translations begin, for each source (B, S): (B, P) int32; None if there are none."""
+    """Repeats the ids (P,) with which all translations begin for each source (B, S): (B, P) int32; None of no ids."""
     if not beginning:
         return None
     return ops.zeros((ops.shape(source_ids)[0], 1), "int32") + np.array(beginning, "int32")
@@ -149,7 +149,7 @@ def translate_ids(
     max_length: Tensor | None = None,
     prefix_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The translator's search, from ids to ids.
+    """Searches as the translator does, from ids to ids.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""The task of training a translator: parallel text, smoothed cross entropy, BLEU."""
+"""Trains a translator: parallel text, smoothed cross entropy, BLEU."""
 
 from __future__ import annotations
 
@@ -8,120 +8,112 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.losses import SmoothedCrossEntropy
-from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models.model_factory import make_model
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.tasks.translation import Settings
 from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.bleu import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.training.callbacks import BleuMonitor, ValLossMonitor
+from keras_transformer.training.callbacks import BleuMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.preparation import Text, Tokenizers, prepare_text
-from keras_transformer.training.task import Run
+from keras_transformer.training.task import Run, Show, TaskTraining
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.models.transformer import Transformer
     from keras_transformer.training.callbacks import Progress
 
-SCORE = "BLEU"
-UNIT = "tokens"
 BATCH = 64  # sentences that a validation translates at once
 
 
-def prepare(run: Run, cache: Path, num_replicas: int) -> Text:
-    """See `prepare_text`. For a model between many languages each side begins with the tag of its language."""
+class Training(TaskTraining[Settings, Text, Transformer]):
+    """What a translator brings to training."""
 
-    def tags(tokenizers: Tokenizers) -> Direction:
-        learned = LearnedText.of_corpus(run.config.corpus)
-        return direction_of(learned, run.config.language_tags, tokenizers.source)
+    SCORE = "BLEU"
 
-    return prepare_text(run, cache, num_replicas, tags)
+    def corpus(self, settings: Settings) -> Corpus[Pair]:
+        """Opens the user's own parallel text, or a named corpus, with further pairs if there are some.
 
+        Raises:
+            RequestError: see `corpus_from_files` and `load_corpus`.
+        """
+        if settings.source is not None and settings.target is not None:
+            own = (settings.source, settings.target, settings.valid_source, settings.valid_target)
+            found = corpus_from_files(*own, seed=settings.seed)
+        else:
+            found = load_corpus(settings.name, settings.data_dir)
+        known = {side: language for side in SIDES if (language := getattr(settings, side))}
+        found = replace(found, **known)
+        if settings.more_source is not None and settings.more_target is not None:
+            return with_more(found, settings.more_source, settings.more_target)
+        return found
 
-def corpus(settings: Settings) -> Corpus[Pair]:
-    """The user's own parallel text, or a named corpus, with further pairs if there are some.
+    def prepare(self, run: Run, cache: Path, num_replicas: int) -> Text:
+        """See `prepare_text`. For a model between many languages each side begins with the tag of its language."""
 
-    Raises:
-        RequestError: see `corpus_from_files` and `load_corpus`.
-    """
-    if settings.source is not None and settings.target is not None:
-        own = (settings.source, settings.target, settings.valid_source, settings.valid_target)
-        found = corpus_from_files(*own, seed=settings.seed)
-    else:
-        found = load_corpus(settings.name, settings.data_dir)
-    known = {side: language for side in SIDES if (language := getattr(settings, side))}
-    found = replace(found, **known)
-    if settings.more_source is not None and settings.more_target is not None:
-        return with_more(found, settings.more_source, settings.more_target)
-    return found
+        def tags(tokenizers: Tokenizers) -> Direction:
+            learned = LearnedText.of_corpus(run.config.corpus)
+            return direction_of(learned, run.config.language_tags, tokenizers.source)
 
+        return prepare_text(run, cache, num_replicas, tags)
 
-def loss(settings: Settings) -> keras.losses.Loss:
-    """Cross entropy with label smoothing (paper, 5.4)."""
-    return SmoothedCrossEntropy(settings.label_smoothing)
+    def validation(
+        self, run: Run, data: Text, model: Transformer, progress: Progress, show: Show
+    ) -> list[keras.callbacks.Callback]:
+        """Returns BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is
+        judged.
+        """
+        settings = run.settings
+        if not settings.bleu_sentences:
+            return super().validation(run, data, model, progress, show)
+        if not (run.is_chief or settings.patience):
+            return []
+        sources, references = data.bleu_sentences(settings.bleu_sentences)
+        return [
+            BleuMonitor(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)
+        ]
 
+    def decoding_seconds(self, run: Run, data: Text, model: Transformer) -> float:
+        """Returns how long the translation of a validation takes by a model that has learned to end its sentences.
 
-def metrics() -> list[keras.metrics.Metric]:
-    """Accuracy and perplexity, of tokens."""
-    return [TokenAccuracy(), Perplexity()]
+        One batch is translated with the present weights, which would not end: so its length is bounded, and the time
+        of a position is counted for the longest reference of each batch.
+        """
+        sources, references = data.bleu_sentences(run.settings.bleu_sentences)
+        if not sources:
+            return 0.0
+        lengths = sorted((len(ids) + 1 for ids in data.tokenizers.target.encode(references)), reverse=True)
+        translator = _translator(run, data, make_model(run.config.model))
+        batch, most = sources[:BATCH], lengths[len(lengths) // 2]
+        for _ in range(2):  # the first time is slower, because it traces the search
+            began = time.monotonic()
+            translator.translate(batch, num_beams=1, max_length=most, split="off")
+            seconds = time.monotonic() - began
+        return seconds * sum(lengths[::BATCH]) / most
 
-
-def validation(
-    run: Run, data: Text, model: Transformer, progress: Progress, show: Callable[[int, str], None] | None
-) -> list[keras.callbacks.Callback]:
-    """BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is judged."""
-    settings = run.settings
-    if not settings.bleu_sentences:
-        return [ValLossMonitor(progress)]
-    if not (run.is_chief or settings.patience):
-        return []
-    sources, references = data.bleu_sentences(settings.bleu_sentences)
-    return [BleuMonitor(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
-
-
-def final_metrics(run: Run, data: Text, model: Transformer) -> dict[str, float]:
-    """BLEU of the model that the run ends with, counted as while training."""
-    if not run.settings.bleu_sentences:
-        return {}
-    sources, references = data.bleu_sentences(run.settings.bleu_sentences)
-    translations = _translator(run, data, model).translate(sources, num_beams=1, split="off")
-    return {"val_bleu": bleu(translations, references)}
-
-
-def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
-    """How long the translation of a validation takes by a model that has learned to end its sentences, in seconds.
-
-    One batch is translated with the present weights, which would not end: so its length is bounded, and the time of a
-    position is counted for the longest reference of each batch.
-    """
-    sources, references = data.bleu_sentences(run.settings.bleu_sentences)
-    if not sources:
-        return 0.0
-    lengths = sorted((len(ids) + 1 for ids in data.tokenizers.target.encode(references)), reverse=True)
-    translator = _translator(run, data, make_model(run.config.model))
-    batch, most = sources[:BATCH], lengths[len(lengths) // 2]
-    for _ in range(2):  # the first time is slower, because it traces the search
-        began = time.monotonic()
-        translator.translate(batch, num_beams=1, max_length=most, split="off")
-        seconds = time.monotonic() - began
-    return seconds * sum(lengths[::BATCH]) / most
+    def final_metrics(self, run: Run, data: Text, model: Transformer) -> dict[str, float]:
+        """Measures BLEU as while training."""
+        if not run.settings.bleu_sentences:
+            return {}
+        sources, references = data.bleu_sentences(run.settings.bleu_sentences)
+        translations = _translator(run, data, model).translate(sources, num_beams=1, split="off")
+        return {"val_bleu": bleu(translations, references)}
 
 
 def _translator(run: Run, data: Text, model: Transformer) -> Translator:
-    """The translator of a model of the run, between the languages of its text."""
+    """Returns the translator of a model of the run, between the languages of its text."""
     learned = LearnedText.of_corpus(run.config.corpus)
     tags = run.config.language_tags
     return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
-    """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
-    outside of any strategy."""
+    """Returns a function that translates with the model's present weights (their moving average, with --ema), in
+    float32 and outside of any strategy.
+    """
     twin = make_model(run.config.model)
     translator = _translator(run, data, twin)
 

@@ -11,15 +11,14 @@ import contextlib
 import io
 import json
 
-from keras_transformer.commands import read_both
+from keras_transformer.commands.streams import read_both
 from keras_transformer.core.errors import RequestError, command_line, print_result, say
 from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
-from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.evaluate import compared
-from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.tasks.translation.commands.translate import open_with_options
 from keras_transformer.text.bleu import checked_tokenizer
 from keras_transformer.text.corpora import untagged
 from keras_transformer.text.lines import read_lines
@@ -53,7 +52,7 @@ def distill(arguments: argparse.Namespace) -> None:
 
 
 def distilled_text(arguments: argparse.Namespace) -> DistilledText:
-    """The text that the options ask for.
+    """Returns the text that the options ask for.
 
     Raises:
         RequestError: they ask neither for a student nor for a text, or train a student that has no folder.
@@ -68,8 +67,8 @@ def distilled_text(arguments: argparse.Namespace) -> DistilledText:
 
 
 def student_flags(arguments: argparse.Namespace) -> Config:
-    """The student's flags by the names of their settings; it validates on the first teacher's validation text, unless
-    a flag names another.
+    """Returns the student's flags by the names of their settings. It validates on the first teacher's validation text,
+    unless a flag names another.
 
     Raises:
         RequestError: `--train` has a flag that `distill` gives itself.
@@ -102,18 +101,16 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: C
 
 
 def valid_sources(given: Config) -> list[str]:
-    """The sources on which the student validates; none if they will be held out."""
+    """Returns the sources on which the student validates; none if they will be held out."""
     return list(read_lines(given["valid_source"])) if given["valid_source"] else []
 
 
 def translate_text(arguments: argparse.Namespace, text: DistilledText) -> None:
     """Lets the teachers translate what is not translated yet."""
-    options = search_options(arguments, own_search_of(arguments))
     asked = {name: getattr(arguments, name) for name in ("beams", "length_penalty", "max_length", "precision", "split")}
     making = text.making([arguments.run, *arguments.others], arguments.source, asked)
     if text.missing(making):
-        translator = open_translator(arguments, options)
-        options = search_options(arguments, translator.search)
+        translator, options = open_with_options(arguments)
         text.begin(making)
         text.translate(arguments.source, lambda lines: translator.stream(lines, options))
 
@@ -128,9 +125,7 @@ def figures(arguments: argparse.Namespace) -> list[Config]:
     lines = read_both(str(student.valid_source), str(student.valid_target))
     of_student = argparse.Namespace(**{**vars(arguments), "run": arguments.out, "others": [], "precision": None})
     both = [arguments, of_student]
-    asked = [search_options(one, own_search_of(one)) for one in both]
-    translators = [open_translator(one, options) for one, options in zip(both, asked, strict=True)]
-    options = [search_options(one, each.search) for one, each in zip(both, translators, strict=True)]
+    translators, options = zip(*map(open_with_options, both), strict=True)
     teachers, learnt = translators
     foreign = learnt.source_tokenizer.tags.keys() - teachers.source_tokenizer.tags.keys()
     sources = [[untagged(line, foreign) for line in lines.sources], lines.sources]
@@ -143,7 +138,7 @@ def figures(arguments: argparse.Namespace) -> list[Config]:
 
 
 def parameters_of(run: str) -> int | None:
-    """How many parameters the model of a run has; None for an export, which does not tell."""
+    """Returns how many parameters the model of a run has; None for an export, which does not tell."""
     if not RunFolder(run).is_run():
         return None
     return read_config(run).num_parameters()

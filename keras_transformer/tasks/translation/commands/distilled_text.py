@@ -61,7 +61,7 @@ class DistilledText:
         check_writable(self.folder, "choose another folder with --text")
 
     def making(self, teachers: list[str], source: str, search: Config) -> Config:
-        """What the text is made of: hashes of the teachers' weights and of the source, and the search.
+        """Returns what the text is made of: hashes of the teachers' weights and of the source, and the search.
 
         Args:
             teachers: run folders or export folders.
@@ -86,14 +86,14 @@ class DistilledText:
         return {"shard_lines": SHARD_LINES, **making, **before}
 
     def begin(self, making: Config) -> None:
-        """Makes the folder, and writes down what the text is made of. Translations of which nobody knows that go."""
+        """Makes the folder, and writes down what the text is made of. Deletes translations whose origin is unknown."""
         if not self.made_of.is_file():
             shutil.rmtree(self.shards, ignore_errors=True)
         self.shards.mkdir(parents=True, exist_ok=True)
         write_text(self.made_of, json.dumps(making, indent=1) + "\n")
 
     def missing(self, making: Config) -> list[int]:
-        """The numbers of the shards that are not translated yet."""
+        """Returns the numbers of the shards that are not translated yet."""
         is_known = self.made_of.is_file()
         return [number for number, shard in enumerate(self._shards(making)) if not (is_known and shard.is_file())]
 
@@ -117,7 +117,7 @@ class DistilledText:
         next(found, None)  # behind the last line it tells what was counted
 
     def is_filtered(self, valid_sources: list[str]) -> bool:
-        """Whether the text to train on is there, without the sources on which the student validates."""
+        """Tells whether the text to train on is there, without the sources on which the student validates."""
         return self.report.is_file() and self._report().get("validation") == sha256_of(valid_sources)
 
     def filter(self, source: str, valid_sources: list[str]) -> None:
@@ -210,7 +210,7 @@ def _read(path: Path, allowed: Allowed) -> Config:
 
 
 def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
-    """The translations in a shard of so many lines."""
+    """Yields the translations in a shard of so many lines."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -224,7 +224,7 @@ def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
 
 
 def _translation(line: bytes) -> Translation | None:
-    """What a line of a shard holds; None if it is damaged."""
+    """Returns what a line of a shard holds; None if it is damaged."""
     try:
         translation, is_finished = parse_json(line, PAIR)
     except ValueError:
@@ -249,7 +249,7 @@ def _survey(source: str) -> Config:
 
 
 def _identity(teacher: str) -> str:
-    """The SHA-256 of a teacher's weights."""
+    """Returns the SHA-256 of a teacher's weights."""
     run = RunFolder(teacher)
     paths = [run.model] if run.is_run() else sorted(ExportFolder(teacher).onnx.glob("*"))
     digest = hashlib.sha256()

@@ -11,8 +11,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from keras_transformer.checking.probes import as_json, chosen_probes
-from keras_transformer.commands import export_module, graph_cache
-from keras_transformer.commands.graph_cache import TrainedRun, folder_of, graphs_for, may_use_keras, start_tensorflow
+from keras_transformer.commands import graph_cache
+from keras_transformer.commands.command import export_module
+from keras_transformer.commands.graph_cache import (
+    TrainedRun,
+    folder_of,
+    graphs_for,
+    may_use_keras,
+    start_tensorflow,
+)
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
 from keras_transformer.core.machine import num_cores
@@ -21,12 +28,11 @@ from keras_transformer.runs.export_folder import ExportFolder, Graphs, file_name
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import SIDES
-from keras_transformer.tasks.translation.pipeline import translator_of
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Decoder
-    from keras_transformer.tasks.translation.pipeline import Translator
 
 
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
@@ -38,7 +44,7 @@ def graphs_of(
     precision: str,
     with_halves: bool,
 ) -> Graphs:
-    """Where the graphs for these options belong; they need not be there yet.
+    """Returns the paths of the graphs for these options; they need not be there yet.
 
     Args:
         runs: one, or several that translate together; the first keeps the graphs.
@@ -87,7 +93,7 @@ def write(
 
 
 def validation_sources(run: RunFolder) -> list[str]:
-    """The sources of a run's validation text; none if it has none that can be read."""
+    """Returns the sources of a run's validation text; none if it has none that can be read."""
     try:
         return list(islice(read_lines(run.valid_source), MOST_SOURCES))
     except RequestError:
@@ -95,7 +101,7 @@ def validation_sources(run: RunFolder) -> list[str]:
 
 
 def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool = False) -> Translator:
-    """The translator of the folder that the command names.
+    """Returns the translator of the folder that the command names.
 
     Args:
         arguments: the command's.
@@ -108,12 +114,12 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     folder = RunFolder(ExportFolder(arguments.run).path)
-    translator = translator_of(decoder, folder, getattr(arguments, "max_source_length", None))
+    translator = Translator.of_run(decoder, folder, getattr(arguments, "max_source_length", None))
     return in_direction(translator, arguments)
 
 
 def in_direction(translator: Translator, arguments: argparse.Namespace) -> Translator:
-    """The translator between the languages that a command names.
+    """Returns the translator between the languages that a command names.
 
     Raises:
         RequestError: the model does not know them, or they are needed and not named.
@@ -124,12 +130,12 @@ def in_direction(translator: Translator, arguments: argparse.Namespace) -> Trans
 
 
 def sides_of(arguments: argparse.Namespace) -> list[str | None]:
-    """The languages of source and target that a command names."""
+    """Returns the languages of source and target that a command names."""
     return [getattr(arguments, name, None) for name in SIDES]
 
 
 def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
-    """A decoder that hands its batches to `count` processes, each with a decoder of its own."""
+    """Returns a decoder that hands its batches to `count` processes, each with a decoder of its own."""
     from keras_transformer.decoding.processes import ProcessDecoder  # multiprocessing takes 10 ms to import
 
     return ProcessDecoder(open_decoder, count)
@@ -138,7 +144,7 @@ def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
 def chosen_decoder(
     arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool
 ) -> Callable[[], Decoder]:  # fmt: skip
-    """What opens the decoder; the graphs of a run are built first if they are not there."""
+    """Returns what opens the decoder; the graphs of a run are built first if they are not there."""
     run = RunFolder(arguments.run)
     with_halves = options.sampling or has_prefixes
     if (export := ExportFolder(run.path)).is_export():
@@ -162,24 +168,24 @@ def chosen_decoder(
 
 
 def threads_of_each(arguments: argparse.Namespace) -> int | None:
-    """The threads of each process: what was asked, or the cores shared out among several processes."""
+    """Returns the threads of each process: what was asked, or the cores shared out among several processes."""
     if arguments.processes == 1 or arguments.threads:
         return arguments.threads
     return max(1, num_cores() // arguments.processes)
 
 
 def others_of(arguments: argparse.Namespace) -> list[str]:
-    """The runs that translate together with the first, if the command takes any."""
+    """Returns the runs that translate together with the first, if the command takes any."""
     return getattr(arguments, "others", [])
 
 
 def runs_of(arguments: argparse.Namespace) -> list[str]:
-    """All runs that translate together."""
+    """Returns all runs that translate together."""
     return [arguments.run, *others_of(arguments)]
 
 
 def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, with_halves: bool) -> Iterator[str]:
-    """Why the engine must be Keras, or for `auto` should be."""
+    """Yields why the engine must be Keras, or for `auto` should be."""
     if others_of(arguments) and with_halves:
         yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
     if options.alignments:
@@ -190,17 +196,17 @@ def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, wit
 
 
 def chosen_onnx(arguments: argparse.Namespace, graphs: Graphs) -> Callable[[], Decoder]:
-    """What opens the decoder of graphs."""
+    """Returns what opens the decoder of graphs."""
     return partial(onnx_decoder, graphs, threads_of_each(arguments), arguments.provider)
 
 
 def onnx_decoder(graphs: Graphs, num_threads: int | None, provider: str) -> Decoder:
-    """A decoder of graphs."""
+    """Returns a decoder of graphs."""
     return OnnxDecoder(graphs, num_threads, provider)
 
 
 def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:
-    """A decoder of the runs' Keras models."""
+    """Returns a decoder of the runs' Keras models."""
     start_tensorflow(num_threads)
     from keras_transformer.tasks.translation.ensembles import ensemble_decoder
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import ParallelLines, read_both
+from keras_transformer.commands.streams import ParallelLines, read_both
 from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
 from keras_transformer.decoding.decoder import Score
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.options import Config
-from keras_transformer.tasks.translation.commands.engines import in_direction, open_translator
-from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.tasks.translation.commands.engines import in_direction
+from keras_transformer.tasks.translation.commands.translate import open_with_options, own_search_of
 from keras_transformer.tasks.translation.pipeline import load
 from keras_transformer.text.bleu import checked_tokenizer, paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -34,11 +34,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """Prints one JSON object: BLEU, chrF and speed."""
     if arguments.source is None or arguments.reference is None:
         raise RequestError("expected --source and --reference, for a run that translates")
-    options = search_options(arguments, own_search_of(arguments))
     lines = read_both(arguments.source, arguments.reference)
     checked_tokenizer(arguments.tokenize, None)
-    translator = open_translator(arguments, options)
-    options = search_options(arguments, translator.search)
+    translator, options = open_with_options(arguments)
     warn_of_text(arguments.run, lines, translator.source_tokenizer)
     print_result(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
@@ -64,7 +62,7 @@ def warn_of_text(folder: str, lines: ParallelLines, tokenizer: Tokenizer) -> Non
 
 
 def are_swapped(given: ParallelLines, kept: ParallelLines) -> bool:
-    """Whether the sources look like the kept targets and the targets like the kept sources, by three letters in a row.
+    """Tells whether sources look like the kept targets and targets like the kept sources, by three letters in a row.
 
     Args:
         given, kept: two texts; the first thousand lines of each are looked at.
@@ -100,7 +98,7 @@ def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]
 
 
 def scorer(folder: str, provider: str = "auto") -> Translator:
-    """What scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
+    """Returns what scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
 
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
@@ -121,9 +119,9 @@ def compare(arguments: argparse.Namespace) -> None:
     lines = read_both(arguments.source, arguments.reference)
     checked_tokenizer(arguments.tokenize, None)
     of_each = [argparse.Namespace(**{**vars(arguments), "run": run}) for run in arguments.runs]
-    asked = [search_options(one, own_search_of(one)) for one in of_each]
-    translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
-    options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
+    for one in of_each:
+        own_search_of(one)  # tells now of a run that translates nothing
+    translators, options = zip(*map(open_with_options, of_each), strict=True)
     tokenize = common_tokenizer(arguments.tokenize, translators)
     for run, translator in zip(arguments.runs, translators, strict=True):
         warn_of_text(run, lines, translator.source_tokenizer)
@@ -133,13 +131,13 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def compared(
-    translators: list[Translator],
-    options: list[SearchOptions],
+    translators: Sequence[Translator],
+    options: Sequence[SearchOptions],
     sources: list[list[str]],
     targets: list[str],
     tokenize: str,
 ) -> list[Config]:
-    """What `bleu.paired_quality` tells of each translator against the first, the number of sentences, and the search.
+    """Compares each translator with the first: `bleu.paired_quality`, the number of sentences, and the search.
 
     Args:
         translators: at least two.
@@ -157,8 +155,8 @@ def compared(
     return [{**row, "sentences": len(targets), **search} for row, search in zip(rows, searches, strict=True)]
 
 
-def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str:
-    """The name of the tokenizer with which BLEU of all translators is counted.
+def common_tokenizer(tokenize: str | None, translators: Sequence[Translator]) -> str:
+    """Returns the name of the tokenizer with which BLEU of all translators is counted.
 
     Raises:
         RequestError: the tokenizer cannot be used, or none is given and the target languages have different ones.

@@ -1,4 +1,4 @@
-"""`translate`, the options of the search, and how `import` writes a translator."""
+"""Translates for `translate`, and reads the options of the search."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from collections.abc import Iterator
 from itertools import chain, islice, tee
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import TextLines, counted, read_both
 from keras_transformer.commands.runs import unfinished_hint
-from keras_transformer.core.errors import RequestError, print_result, say, warn
+from keras_transformer.commands.streams import TextLines, counted
+from keras_transformer.core.errors import RequestError, print_result, warn
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands.engines import open_translator
-from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Hypothesis
-    from keras_transformer.importing.weights import Imported
-    from keras_transformer.tasks.translation.pipeline import Validation
+    from keras_transformer.tasks.translation.pipeline import Translator
 
 
 OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def own_search_of(arguments: argparse.Namespace) -> Config:
-    """The options of the search that the run brings; an export's are known once it is open.
+    """Returns the options of the search that the run brings; an export's are known once it is open.
 
     Raises:
         RequestError: the run's configuration is damaged, or its model is no translator.
@@ -39,7 +37,7 @@ def own_search_of(arguments: argparse.Namespace) -> Config:
 
 
 def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
-    """The options as the translator takes them.
+    """Returns the options as the translator takes them.
 
     Args:
         arguments: the command's.
@@ -67,14 +65,27 @@ def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
     )
 
 
+def open_with_options(arguments: argparse.Namespace, has_prefixes: bool = False) -> tuple[Translator, SearchOptions]:
+    """Opens the translator that a command names; returns the translator and the options of its search.
+
+    Args:
+        arguments: the command's.
+        has_prefixes: whether it will be given beginnings of translations.
+
+    Raises:
+        RequestError: see `search_options` and `open_translator`.
+    """
+    options = search_options(arguments, own_search_of(arguments))
+    translator = open_translator(arguments, options, has_prefixes)
+    return translator, search_options(arguments, translator.search)
+
+
 def translate(arguments: argparse.Namespace) -> None:
     """Translates lines in order, while they come, and counts those that were translated to nothing."""
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
-    options = search_options(arguments, own_search_of(arguments))
-    prefixes = None if arguments.prefix is None else begun(read_lines(arguments.prefix))
-    translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
-    options = search_options(arguments, translator.search)
+    prefixes = None if arguments.prefix is None else with_first_read(read_lines(arguments.prefix))
+    translator, options = open_with_options(arguments, has_prefixes=arguments.prefix is not None)
     source, num_empty = TextLines(sys.stdin.buffer), 0
     lines, asked = tee(source)
     translations = counted(translator.stream(lines, options, prefixes), "lines")
@@ -86,8 +97,8 @@ def translate(arguments: argparse.Namespace) -> None:
         warn(f"{num_empty} line(s) were translated to nothing{unfinished_hint(RunFolder(arguments.run))}")
 
 
-def begun(lines: Iterator[str]) -> Iterator[str]:
-    """Lines, of which the first is read now: a file that is not there is refused before a model is loaded."""
+def with_first_read(lines: Iterator[str]) -> Iterator[str]:
+    """Reads the first of lines now, so that a file that is not there is refused before a model is loaded."""
     return chain([*islice(lines, 1)], lines)
 
 
@@ -106,24 +117,3 @@ def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespa
         return " ||| ".join([str(number), hypothesis.text, score, *last]) + "\n"
     first = [score] if arguments.scores else []
     return "\t".join([*first, hypothesis.text, *last]) + "\n"
-
-
-def validation_of(arguments: argparse.Namespace) -> Validation | None:
-    """The sentences to certify exports on, and their translations.
-
-    Raises:
-        RequestError: one of the files is missing, or they have not equally many lines.
-    """
-    files = (arguments.valid_source, arguments.valid_target)
-    if (files[0] is None) != (files[1] is None):
-        raise RequestError("--valid-source and --valid-target belong together; received one of them: give both")
-    return None if files[0] is None else read_both(*files)
-
-
-def write_translator(imported: Imported, arguments: argparse.Namespace, validation: Validation | None) -> None:
-    """Writes the run of a translator."""
-    translator = imported_translator(imported)
-    translator.save(arguments.run, imported.languages, validation, arguments.overwrite)
-    languages = f", {' to '.join(imported.languages)}" if imported.languages else ""
-    search = ", ".join(f"{name} {value}" for name, value in translator.search.items())
-    say(f"wrote {arguments.run}: {translator.model.count_params():,} parameters{languages}; its search: {search}")
