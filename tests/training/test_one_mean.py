@@ -171,7 +171,8 @@ def test_training_is_with_dropout_and_validation_without(micro_batches):
         losses.append([float(model.train_on_batch(IDS, TOKENS)) for _ in range(2)])
         expected = pytest.approx(by_numpy(model, TOKENS, TOKENS != 0)["loss"], rel=1e-5)
         assert model.evaluate(IDS, TOKENS, batch_size=7, verbose=0) == expected
-    assert losses[0] == [expected] * 2 and abs(losses[1][0] - losses[1][1]) > 1e-4, "another draw at every step"
+        assert dropout or losses[0] == [expected] * 2
+    assert abs(losses[1][0] - losses[1][1]) > 1e-4, "another draw at every step"
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="strategies are TensorFlow's alone")
