@@ -22,24 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import (
-    Contender,
-    at_least_one,
-    contenders,
-    in_process,
-    print_head,
-    print_row,
-    ratio,
-    rounds,
-)
-from benchmarks.decoders import (
-    Cell,
-    start_ctranslate2,
-    start_marian,
-    start_onnx,
-    start_saved_model,
-    start_tflite,
-)
+from benchmarks.contest import Contender, at_least_one, contenders, in_process, print_head, print_row, ratio, rounds
+from benchmarks.decoders import Cell, start_ctranslate2, start_marian, start_onnx, start_saved_model, start_tflite
 from benchmarks.prepare import prepare
 from benchmarks.sentences import Ids
 from keras_transformer.core.errors import JobError, RequestError, exit_status

@@ -21,14 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.contest import (
-    at_least_one,
-    contenders,
-    in_process,
-    print_head,
-    print_row,
-    rounds,
-)
+from benchmarks.contest import at_least_one, contenders, in_process, print_head, print_row, rounds
 from benchmarks.decoders import Cell, start_onnx
 from benchmarks.prepare import prepare
 from keras_transformer.core.errors import RequestError, exit_status

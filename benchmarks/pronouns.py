@@ -151,12 +151,7 @@ def split_at_apostrophes(tokens: Tokens) -> Tokens:
 def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
     """Tells whether the query's largest score is that of a key: (layers, heads)."""
     row = query_of(attention, look, example)
-    keys = {
-        "it": "it",
-        "adjective": example.adjective,
-        "noun": example.refers_to,
-        "translated noun": example.noun,
-    }
+    keys = {"it": "it", "adjective": example.adjective, "noun": example.refers_to, "translated noun": example.noun}
     column = attention.keys.place_of(keys[look.key])
     has_article = look.key == "translated noun" and "'" not in attention.keys.labels[column]  # it may be one piece
     columns = [column - 1, column] if has_article else [column]

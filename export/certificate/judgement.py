@@ -289,12 +289,7 @@ def with_margins(expected: Expected, differences: list[Difference], bounds: Boun
     return [with_margin(one) for one in differences]
 
 
-def faults(
-    expected: Expected,
-    precision: str,
-    trials: Sequence[Trial],
-    measured: Measured,
-) -> Iterator[str]:
+def faults(expected: Expected, precision: str, trials: Sequence[Trial], measured: Measured) -> Iterator[str]:
     """Yields why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
     bounds = BOUNDS[precision]
     for trial in trials:

@@ -111,10 +111,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         stack = model.decoder_stack if sentences else model.stack
         empty = stack.init_cache(r.zeros((given.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
         pasts: dict[str, ValueInfo] = {}
-        cache = {
-            "beams": mapped(lambda path, one: _past(r, path, one, beams, pasts), empty),
-            "sentences": sentences,
-        }
+        cache = {"beams": mapped(lambda path, one: _past(r, path, one, beams, pasts), empty), "sentences": sentences}
         token_ids = ops.cast(given, "int64")
         if tokens is POSITIONS:
             token_ids, index = _positions(token_ids, index, keras.tree.flatten(cache["beams"])[0].sizes[0])

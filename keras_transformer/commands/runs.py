@@ -19,14 +19,7 @@ from keras_transformer.core.errors import JobError, RequestError, load_tensorflo
 from keras_transformer.core.files import check_writable, write_whole
 from keras_transformer.core.schema import printable
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import (
-    RunFolder,
-    as_json,
-    check_place,
-    read_config,
-    read_metrics,
-    resume_command,
-)
+from keras_transformer.runs.run_folder import RunFolder, as_json, check_place, read_config, read_metrics, resume_command
 from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
@@ -242,20 +235,8 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
     add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
     add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")
-    add(
-        "--layers",
-        type=COUNT,
-        nargs="+",
-        metavar="N",
-        help="of a picture: only these layers, from 1 (default: all)",
-    )
-    add(
-        "--heads",
-        type=COUNT,
-        nargs="+",
-        metavar="N",
-        help="of a picture: only these heads, from 1 (default: all)",
-    )
+    add("--layers", type=COUNT, nargs="+", metavar="N", help="of a picture: only these layers, from 1 (default: all)")
+    add("--heads", type=COUNT, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
     add("--word", help="of a picture: lines from this word, in place of heat maps")
     add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
 

@@ -15,16 +15,7 @@ from typing import NamedTuple
 
 from keras_transformer.core.schema import having, list_of
 from keras_transformer.spec.options import Config
-from keras_transformer.text.tokenizer import (
-    CONTROL_PIECES,
-    END,
-    PAD,
-    SPACE,
-    START,
-    UNKNOWN,
-    Tokenizer,
-    parse_model,
-)
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer, parse_model
 
 MAX_MODEL_BYTES = 16 * 2**20
 MAX_PIECES = 4_000_000

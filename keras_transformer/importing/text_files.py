@@ -81,11 +81,7 @@ def count_ids(folder: ModelFolder, size: int) -> int:
 
 
 def text_vocabulary(
-    folder: ModelFolder,
-    ids: list[int],
-    has_ends: bool,
-    has_mask: bool = False,
-    rewrite: Callable[[str], str] = str,
+    folder: ModelFolder, ids: list[int], has_ends: bool, has_mask: bool = False, rewrite: Callable[[str], str] = str
 ) -> Vocabulary:
     """Reads the vocabulary of a model whose folder has a tokenizer of Hugging Face's.
 

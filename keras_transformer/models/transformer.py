@@ -172,10 +172,7 @@ class Transformer(FamilyModel):
             each layer's keys and values of the memory (B, G, S, H), under "mask" the source's padding mask (B, S).
         """
         cache = self.decoder_stack.init_cache(memory, num_beams, max_length)
-        return {
-            "beams": cache["beams"],
-            "sentences": {"memory": cache["sentences"], "mask": padding_mask(source_ids)},
-        }
+        return {"beams": cache["beams"], "sentences": {"memory": cache["sentences"], "mask": padding_mask(source_ids)}}
 
     def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
         """Decodes one target position of every beam.
@@ -266,10 +263,7 @@ class Ensemble:
     def arguments(self) -> Config:
         """Returns what describes the ensemble in a file: its sizes, and the arguments of each model."""
         sizes = ("source_vocabulary_size", "vocabulary_size", "num_control_ids", "max_source_length")
-        return {
-            **{name: getattr(self, name) for name in sizes},
-            "models": [one.arguments() for one in self.models],
-        }
+        return {**{name: getattr(self, name) for name in sizes}, "models": [one.arguments() for one in self.models]}
 
     @property
     def variables(self) -> list[keras.Variable]:

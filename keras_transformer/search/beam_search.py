@@ -16,12 +16,7 @@ from typing import NamedTuple
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 from keras_transformer.search import loop
-from keras_transformer.search.loop import (
-    NO_HYPOTHESIS,
-    Bounds,
-    Cache,
-    Step,
-)
+from keras_transformer.search.loop import NO_HYPOTHESIS, Bounds, Cache, Step
 from keras_transformer.spec import search_options
 from keras_transformer.text.tokenizer import END, PAD
 

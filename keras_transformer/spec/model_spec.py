@@ -151,8 +151,7 @@ KINDS = {
         },
     ),
     "image-classifier": Kind(
-        "keras_transformer.models.classifiers:ImageClassifier",
-        {**IMAGES, "num_labels": _labels("labels of an image")},
+        "keras_transformer.models.classifiers:ImageClassifier", {**IMAGES, "num_labels": _labels("labels of an image")}
     ),
     "sequence-encoder": Kind("keras_transformer.models.stack_models:SequenceEncoder", ONE_STACK),
 }

@@ -134,7 +134,7 @@ _BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times t
 _INTERPOLATION = {
     "interpolation": Option(
         1.0, "divides every position, for inputs longer than in training", float, least=1, most=1_000
-    ),
+    )
 }
 _STRETCH = {
     **_INTERPOLATION,

@@ -29,14 +29,7 @@ BASE: Config = {
     "token_budget": 25_000,
     "vocabulary_size": 37_000,
 }
-BIG: Config = {
-    **BASE,
-    "hidden_dim": 1024,
-    "intermediate_dim": 4096,
-    "num_heads": 16,
-    "dropout": 0.3,
-    "steps": 300_000,
-}
+BIG: Config = {**BASE, "hidden_dim": 1024, "intermediate_dim": 4096, "num_heads": 16, "dropout": 0.3, "steps": 300_000}
 PRESETS: dict[str, Config] = {"tiny": TINY, "modern": {**TINY, **MODERN_PARTS}, "base": BASE, "big": BIG}
 
 # Small models, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best for

@@ -90,10 +90,7 @@ def shard(batch: Batch, index: int, count: int) -> Batch:
 
 
 def generator(
-    plan: Plan,
-    place: Place = BEGINNING,
-    replica_indices: Sequence[int] = (0,),
-    num_shards: int = 1,
+    plan: Plan, place: Place = BEGINNING, replica_indices: Sequence[int] = (0,), num_shards: int = 1
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
     """Yields (inputs, labels, weights) for `fit` on any backend, from `place` on and without end.
 
@@ -106,11 +103,7 @@ def generator(
 
 
 def dataset(
-    plan: Plan,
-    place: Place = BEGINNING,
-    replica_indices: Sequence[int] = (0,),
-    num_shards: int = 1,
-    prefetch: int = 4,
+    plan: Plan, place: Place = BEGINNING, replica_indices: Sequence[int] = (0,), num_shards: int = 1, prefetch: int = 4
 ) -> tf.data.Dataset:
     """Returns `generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not
     shard."""

@@ -88,11 +88,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @classmethod
     def of(
-        cls,
-        tokenizer: str,
-        ids: Sequence[int],
-        has_mask: bool = False,
-        chat_template: str = "",
+        cls, tokenizer: str, ids: Sequence[int], has_mask: bool = False, chat_template: str = ""
     ) -> HuggingFaceTokenizer:
         """Makes the vocabulary of a model.
 

@@ -94,10 +94,7 @@ def download(url: str) -> bytes:
 
 
 def multi30k_file(
-    split: str,
-    language: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    base_url: str = MULTI30K_URL,
+    split: str, language: str, data_dir: str | os.PathLike[str] | None = None, base_url: str = MULTI30K_URL
 ) -> Path:
     """Returns the path of a file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), a sentence a line; its text is
     checked.

@@ -28,13 +28,7 @@ from typing import NamedTuple
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.folders import scratch_folder, unlock
 from keras_transformer.core.machine import num_cores
-from keras_transformer.text.tokenized import (
-    SideWriter,
-    TokenizedCorpus,
-    chunks,
-    join_side,
-    write_meta,
-)
+from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, chunks, join_side, write_meta
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer, parse_model
 
 # SentencePiece scores an unknown character this much below its worst piece.

@@ -19,13 +19,7 @@ from keras_transformer.core.version import __version__
 from keras_transformer.runs.run_folder import MAX_CONFIG_BYTES
 from keras_transformer.spec.custom_parts import FLAG, HELP
 from keras_transformer.spec.presets import PRESETS
-from keras_transformer.training.common_settings import (
-    GROUPS,
-    Flag,
-    Settings,
-    settings_of,
-    wrong_task_message,
-)
+from keras_transformer.training.common_settings import GROUPS, Flag, Settings, settings_of, wrong_task_message
 
 OF_TASK = having(settings=dict, model=having(kind=str))  # what tells a run's task
 # What other toolkits call some flags.

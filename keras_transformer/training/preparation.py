@@ -98,10 +98,7 @@ class Text(Prepared):
 
 
 def prepare_text(
-    run: Run[Any],
-    cache: Path,
-    num_replicas: int,
-    first_ids_of: Callable[[Tokenizers], FirstIds] = lambda _: ((), ()),
+    run: Run[Any], cache: Path, num_replicas: int, first_ids_of: Callable[[Tokenizers], FirstIds] = lambda _: ((), ())
 ) -> Text:
     """Learns the vocabulary, tokenises the corpus once, and plans its batches.
 

@@ -49,10 +49,7 @@ def test_an_unknown_part_is_refused_by_name_and_nothing_is_written_where_the_mod
     run = TrainedRun(Translator(model, tokenizer))
     with pytest.raises(RequestError, match=r"import `ops` from keras_transformer.* \(GeluFeedForward\)$"):
         export_onnx(run, tmp_path)
-    for export, what, precision in (
-        (export_saved_model, "saved_model", "float16"),
-        (export_tflite, "tflite", "int8"),
-    ):
+    for export, what, precision in ((export_saved_model, "saved_model", "float16"), (export_tflite, "tflite", "int8")):
         with pytest.raises(RequestError, match=f"^{what} in {precision} can write only {OTHER_TYPE}"):
             export(run, tmp_path, precision=precision)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -33,10 +33,7 @@ BART = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def byte_bpe(
-    size: int = 420,
-    special: Sequence[str] = ("<|endoftext|>",),
-    alphabet: bool = True,
-    text: Sequence[str] = LINES,
+    size: int = 420, special: Sequence[str] = ("<|endoftext|>",), alphabet: bool = True, text: Sequence[str] = LINES
 ) -> Any:
     """Byte-level BPE, with all bytes unless `alphabet` is false."""
     whole = tokenizers.Tokenizer(tokenizers.models.BPE())

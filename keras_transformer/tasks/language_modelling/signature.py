@@ -138,11 +138,7 @@ class Continued(ReferenceSearch):
 
 
 def continue_ids(
-    model: LanguageModel,
-    prompt_ids: Tensor,
-    decoding: Decoding,
-    index_dtype: str | None = None,
-    has_start: bool = True,
+    model: LanguageModel, prompt_ids: Tensor, decoding: Decoding, index_dtype: str | None = None, has_start: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Searches as the generator does, in one context, from ids to ids.
 

@@ -27,11 +27,7 @@ MAX_BYTES = 2**28  # the largest file of names
 History = list[str]  # the items of a user, the oldest first
 Time = int | Decimal  # exact: a float of nanoseconds since 1970 is a multiple of 256
 # What a header may call a column, without capitals, underscores, and RecBole's type after a colon.
-COLUMNS = {
-    "user": {"user", "userid"},
-    "item": {"item", "itemid", "movieid"},
-    "time": {"time", "timestamp"},
-}
+COLUMNS = {"user": {"user", "userid"}, "item": {"item", "itemid", "movieid"}, "time": {"time", "timestamp"}}
 NOT_IN_NAMES = {"\t", "\n", "\r", "\ufeff"}  # what a line of items.txt, or of histories, could not give back
 MAX_NAME = 1_000  # characters of a user's or an item's name
 SERIES_RECIPE: Config = {

@@ -436,10 +436,7 @@ def _check_vocabularies(config: Config, tokenizers: tuple[Tokenizer, Tokenizer])
 
 
 def _write_text(
-    run: RunFolder,
-    model: Transformer,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    validation: Validation | None,
+    run: RunFolder, model: Transformer, tokenizers: tuple[Tokenizer, Tokenizer], validation: Validation | None
 ) -> None:
     """Writes the vocabularies of a translator, and its validation text."""
     are_two = model.arguments()["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model

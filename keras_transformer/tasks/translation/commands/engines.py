@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.checking.probes import as_json, chosen_probes
 from keras_transformer.commands import graph_cache
 from keras_transformer.commands.command import export_module
-from keras_transformer.commands.graph_cache import (
-    TrainedRun,
-    folder_of,
-    graphs_for,
-    may_use_keras,
-    start_tensorflow,
-)
+from keras_transformer.commands.graph_cache import TrainedRun, folder_of, graphs_for, may_use_keras, start_tensorflow
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
 from keras_transformer.core.machine import num_cores
@@ -38,12 +32,7 @@ if TYPE_CHECKING:
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
 
 
-def graphs_of(
-    runs: Sequence[RunFolder],
-    options: SearchOptions,
-    precision: str,
-    with_halves: bool,
-) -> Graphs:
+def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
     """Returns the paths of the graphs for these options; they need not be there yet.
 
     Args:
