@@ -21,7 +21,7 @@ N, D_MODEL, D_FF, H = 2, 128, 512, 4  # Table 3: the base model has 6, 512, 2048
 P_DROP, EPSILON_LS = 0.1, 0.1
 WARMUP_STEPS, BATCH, STEPS = 4_000, 128, 800
 
-PAD, UNKNOWN, START, END = range(4)  # ids that are no words, as the package has them
+PAD, UNKNOWN, START, END = range(4)  # ids that are no words; the package has the same, UNKNOWN for words it lacks
 
 
 # 3.2 Attention
@@ -41,7 +41,7 @@ def causal_mask(length):
 def attention(q, k, v, mask):
     """softmax(Q Kᵀ / √d_k) V (equation 1): (B, h, T, d_k)."""
     scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) / k.shape[-1] ** 0.5  # (B, h, T, S)
-    scores = ops.where(mask, scores, -1e9)  # −∞ in the paper (3.2.3); of a finite number no row of padding is NaN
+    scores = ops.where(mask, scores, -1e9)  # −∞ in the paper (3.2.3); finite, so that a row of padding is not NaN
     return ops.matmul(ops.softmax(scores), v)
 
 
@@ -98,12 +98,12 @@ class EncoderLayer(keras.layers.Layer):
 
     def __init__(self, d_model, d_ff, h, p_drop):
         super().__init__()
-        self.self_attention, self.add_attention = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
-        self.feed_forward, self.add_feed_forward = FeedForward(d_model, d_ff), AddAndNorm(p_drop)
+        self.self_attention, self.attention_residual = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
+        self.feed_forward, self.feed_forward_residual = FeedForward(d_model, d_ff), AddAndNorm(p_drop)
 
     def call(self, x, mask):
-        x = self.add_attention(x, self.self_attention(x, x, mask))
-        return self.add_feed_forward(x, self.feed_forward(x))
+        x = self.attention_residual(x, self.self_attention(x, x, mask))
+        return self.feed_forward_residual(x, self.feed_forward(x))
 
 
 class DecoderLayer(keras.layers.Layer):
@@ -111,14 +111,14 @@ class DecoderLayer(keras.layers.Layer):
 
     def __init__(self, d_model, d_ff, h, p_drop):
         super().__init__()
-        self.self_attention, self.add_attention = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
-        self.cross_attention, self.add_cross_attention = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
-        self.feed_forward, self.add_feed_forward = FeedForward(d_model, d_ff), AddAndNorm(p_drop)
+        self.self_attention, self.attention_residual = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
+        self.cross_attention, self.cross_residual = MultiHeadAttention(d_model, h), AddAndNorm(p_drop)
+        self.feed_forward, self.feed_forward_residual = FeedForward(d_model, d_ff), AddAndNorm(p_drop)
 
     def call(self, x, mask, memory, memory_mask):
-        x = self.add_attention(x, self.self_attention(x, x, mask))
-        x = self.add_cross_attention(x, self.cross_attention(x, memory, memory_mask))
-        return self.add_feed_forward(x, self.feed_forward(x))
+        x = self.attention_residual(x, self.self_attention(x, x, mask))
+        x = self.cross_residual(x, self.cross_attention(x, memory, memory_mask))
+        return self.feed_forward_residual(x, self.feed_forward(x))
 
 
 # 3.4 Embeddings and softmax, 3.5 positional encoding
@@ -178,7 +178,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         self.d_model, self.warmup_steps = d_model, warmup_steps
 
     def __call__(self, step):
-        step = ops.cast(step, "float32") + 1
+        step = ops.cast(step, "float32") + 1  # Keras counts from 0, the paper from 1
         return self.d_model**-0.5 * ops.minimum(step**-0.5, step * self.warmup_steps**-1.5)
 
 
@@ -196,11 +196,11 @@ def train(model, sources, targets, steps, d_model=D_MODEL, seed=1):
     optimizer = keras.optimizers.Adam(LearningRate(d_model, WARMUP_STEPS), beta_1=0.9, beta_2=0.98, epsilon=1e-9)
     model.compile(optimizer, smoothed_loss)
     draw = np.random.default_rng(seed)
-    begins = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)  # "shifted right" (Figure 1)
+    decoder_inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)  # "shifted right" (Figure 1)
     for _ in range(steps):
         batch = draw.integers(len(sources), size=BATCH)
-        model.reset_metrics()
-        yield float(model.train_on_batch((sources[batch], begins[batch]), targets[batch]))
+        model.reset_metrics()  # else Keras gives the mean of all losses so far
+        yield float(model.train_on_batch((sources[batch], decoder_inputs[batch]), targets[batch]))
 
 
 # 6.1 Translating, greedily: the likeliest word is taken at each position
@@ -231,11 +231,11 @@ def spelled(number):
     return re.findall(r"\w+", num2words(number)), GERMAN_WORDS.findall(num2words(number, lang="de"))
 
 
-def as_ids(sentences, places):
+def as_ids(sentences, id_of):
     """Lists of words → ids (B, S), each sentence with its end, then padding."""
     ids = np.full((len(sentences), max(map(len, sentences)) + 1), PAD)
     for row, words in zip(ids, sentences, strict=True):
-        row[: len(words) + 1] = [*(places[word] for word in words), END]
+        row[: len(words) + 1] = [*(id_of[word] for word in words), END]
     return ids
 
 
@@ -245,12 +245,12 @@ def main():
     numbers = random.sample(range(1_000_000), 21_000)
     english, german = zip(*map(spelled, numbers), strict=True)
     words = ["<pad>", "<unknown>", "<start>", "<end>", *sorted({word for side in (*english, *german) for word in side})]
-    places = {word: place for place, word in enumerate(words)}
-    sources, targets = as_ids(english, places), as_ids(german, places)
-    model, begin = Transformer(len(words)), time.monotonic()
+    id_of = {word: place for place, word in enumerate(words)}
+    sources, targets = as_ids(english, id_of), as_ids(german, id_of)
+    model, start_time = Transformer(len(words)), time.monotonic()
     for step, loss in enumerate(train(model, sources[1_000:], targets[1_000:], STEPS), start=1):
         if step % 100 == 0:
-            print(f"step {step:,}: loss {loss:.3f}, {time.monotonic() - begin:.0f} seconds", flush=True)
+            print(f"step {step:,}: loss {loss:.3f}, {time.monotonic() - start_time:.0f} seconds", flush=True)
     found = [[words[place] for place in row if place > END] for row in greedy(model, sources[:1_000])]
     right = np.mean([one == other for one, other in zip(found, german, strict=False)])
     print(f"{right:.1%} of 1,000 held-out numbers are translated exactly")

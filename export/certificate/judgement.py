@@ -156,7 +156,7 @@ def judge(expected: Expected, artefact: Artefact, result: Result, device_name: s
 
 
 def without_known(expected: Expected, artefact: Artefact, trial: Trial, known: dict[str, str]) -> Trial:
-    """Moves the differences that are known of the format from a trial to `known`, by the texts' names."""
+    """Takes the differences that the format is known to cause out of a trial, and notes them in `known` by text."""
     kept, bounds = [], BOUNDS[artefact.precision]
     for one in trial.answers:
         difference = known_difference(artefact, expected.texts, one.place)
@@ -277,7 +277,7 @@ def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Diff
 
 
 def with_margins(expected: Expected, differences: list[Difference], bounds: Bounds) -> list[Difference]:
-    """Adds to the differences that are worse how nearly the model lost its own answer."""
+    """Adds to each worse answer how close the model's own search came to losing its own."""
     places = {expected.texts.name(place): place for place in range(len(expected.texts))}
     worse = [one.text for one in differences if not one.loss <= bounds.choice and math.isfinite(one.model_score)]
     choices = {name: expected.narrowest_choice(places[name]) for name in [*dict.fromkeys(worse)][:MOST_TIES]}
@@ -322,7 +322,7 @@ def worse_answers(differences: Sequence[Difference], bounds: Bounds) -> str:
 
 
 def number_fault(expected: Expected, bounds: Bounds, trial: Trial, one: Compared) -> Iterator[str]:
-    """Why the numbers of an answer do not hold."""
+    """Yields why the numbers of an answer exceed the bounds."""
     if not one.is_known and math.isnan(one.score_error):
         return
     name, most = f"{expected.texts.name(one.place)} ({trial.name})", getattr(bounds, expected.unit)

@@ -1,4 +1,4 @@
-"""What artefacts take and give, and what the model answers, with which they are compared: the bases of all tasks.
+"""Defines what artefacts take and give, and the reference answers of the model: the base classes of all tasks.
 
 Letters in shapes: B texts, S ids of a text, L of what is emitted, n hypotheses, C labels, I items and F pieces that are
 listed, D width. B may be 0. Outputs have at least one S, and at most as many as the model reads.
@@ -80,7 +80,7 @@ def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
 
 
 def longest_of(lengths: Tensor) -> Tensor:
-    """Returns the largest of lengths (B,) int32, at least 1; also of none."""
+    """Returns the largest of lengths (B,) int32; at least 1, and 1 for an empty batch."""
     return ops.max(ops.concatenate([lengths, ops.ones((1,), "int32")], axis=0))
 
 
@@ -138,7 +138,7 @@ class SearchStart(NamedTuple):
 
 
 class Vocabularies:
-    """From text to ids and back, as the model's own pipeline does it.
+    """Converts text to ids and back, as the model's own pipeline does.
 
     Args:
         signature: what the model's artefacts take and give.
@@ -184,11 +184,11 @@ class ReferenceSearch(ABC):
 
     @abstractmethod
     def given(self, place: int) -> list[int]:
-        """Returns what an artefact of ids is given."""
+        """Returns the ids that an artefact of ids is given."""
 
     @abstractmethod
     def read(self, place: int) -> list[int]:
-        """Returns what the model reads of it."""
+        """Returns the ids that the model reads of the text."""
 
     @abstractmethod
     def limit(self, place: int) -> int:

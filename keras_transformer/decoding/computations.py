@@ -1,4 +1,4 @@
-"""What is computed with a model, from the prefill of a cache to a search, probabilities and vectors.
+"""Defines what is computed with a model: the prefill of a cache, searches, probabilities, rankings and vectors.
 
 Each is a frozen record of its options, so equal ones are compiled once (see `keras_decoder`). Letters of the shapes are
 those of `search.loop`, and S source and T target pieces.
@@ -205,7 +205,7 @@ class PromptForcing:
         return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.ids}}
 
     def read(self, num_beams: int, max_length: int | Tensor) -> tuple[Cache, Tensor | None]:
-        """Reads in one pass what all prompts have, but the last token of the shortest.
+        """Prefills in one pass the positions that all prompts fill, but for the last token of the shortest.
 
         Returns:
             The cache of `step` behind it, and the position that comes next. Where the model cannot read at once, the
@@ -224,7 +224,7 @@ class PromptForcing:
         return {**cache, "beams": beams if num_beams > 1 else own["beams"]}, count
 
     def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
-        """Takes the model's step with the ids of the prompts, as far as they go, in the place of what was emitted."""
+        """Takes the model's step with the ids of the prompts while they last, then with what was emitted."""
         ids = ops.cast(cache["sentences"]["prompt"], token_ids.dtype)
         here, behind = id_at(ids, index), id_at(ids, index + 1)  # (B, 1)
         logits, own = self.model.step(ops.where(here == PAD, token_ids, here), _own(cache), index)
@@ -255,7 +255,7 @@ class Prefill(NamedTuple):
 
 def prefill(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Prefill:
     """Fills the cache of a search: with a source (B, S) for K beams, or with the beginnings (B, L) that a language
-    model reads. It has no source, and takes (B, 1) in its place, what stands before the beginnings.
+    model reads. A language model has no source: `source_ids` (B, 1) is the id that stands before its beginnings.
     """
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):

@@ -315,7 +315,7 @@ def untagged(source: str, tags: Collection[str]) -> str:
 
 
 def mixed(corpus: Corpus[Pair], copies: int = 1, more_tag: str | None = None, both: bool = False) -> Corpus[Pair]:
-    """Adds its further pairs to a corpus.
+    """Merges the further pairs of a corpus into its training.
 
     Args:
         corpus: validation stays in its direction.

@@ -1,7 +1,7 @@
 """Draws what is held out of training: a share, of each label alike, with all that equals it.
 
-Every task takes its share here. Where text stands in an order, as by label or by time, its last lines are like nothing
-else in it.
+Tasks whose lines stand in no order of their own take their share here; `corpora` draws pairs in the same way. Where
+text stands in an order, as by label or by time, its last lines are like nothing else in it.
 """
 
 from __future__ import annotations

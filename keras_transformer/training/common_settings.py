@@ -292,7 +292,7 @@ class Settings:
                 raise RequestError(f"{place}; received: {self.folder}; {MEND}")
 
 
-class Layer(dict[str, Any]):
+class SettingsLayer(dict[str, Any]):
     """Some settings of a task by their names: those of a recipe, of a preset, of a run that is fine-tuned, or of flags.
     What the task has not is left out.
     """
@@ -302,7 +302,7 @@ class Layer(dict[str, Any]):
         self.settings = settings
 
 
-class Given(Layer):
+class Given(SettingsLayer):
     """The settings that flags give, each checked for itself; see `request.as_given`."""
 
 

@@ -1,4 +1,4 @@
-"""Makes of flags a run that may begin: its settings, its folder, its corpus.
+"""Turns flags into a run that may begin: its settings, its folder, its corpus.
 
 A flag wins over the recipe of the corpus, the recipe over the run that is fine-tuned, this over the preset, and the
 preset over the defaults. A part of the model that no flag chose gives way to its default where it does not fit. The
@@ -41,8 +41,8 @@ from keras_transformer.training.common_settings import (
     TOLD_BY_DATA,
     Flag,
     Given,
-    Layer,
     Settings,
+    SettingsLayer,
     TextSettings,
     own_data,
     settings_of,
@@ -120,7 +120,7 @@ def as_given(flags: Config, settings: type[Settings]) -> Given:
         raise RequestError(wrong_task_message(spelling, settings.task) or f"there is no flag {spelling}")
     for name, value in given.items():
         known[name].require(value)
-    with _told_as_flags():
+    with _errors_name_flags():
         parts = {name: model_spec.parse(given[name], slot, name) for name in given if (slot := known[name].slot)}
         return Given(settings, given | {name: format_part(settings, name, part) for name, part in parts.items()})
 
@@ -134,8 +134,10 @@ def data_settings(given: Given) -> Settings:
     given.settings.check_given(given)
     given.settings.check_paths(given)
     known = given.settings.flags
-    settings = _built(
-        Layer(given.settings, {name: given[name] for name in given if known[name].group == DATA or name == "seed"})
+    settings = _merged(
+        SettingsLayer(
+            given.settings, {name: given[name] for name in given if known[name].group == DATA or name == "seed"}
+        )
     )
     settings.check_together()
     if isinstance(settings, TextSettings):
@@ -143,8 +145,8 @@ def data_settings(given: Given) -> Settings:
     return settings
 
 
-def _built(*layers: Layer) -> Settings:
-    """Returns settings, where each layer wins over those before it. They are not checked."""
+def _merged(*layers: SettingsLayer) -> Settings:
+    """Merges layers of settings: each wins over those before it. Nothing is checked."""
     return layers[-1].settings(**{name: value for layer in layers for name, value in layer.items()})
 
 
@@ -169,8 +171,8 @@ def resolve(given: Given, corpus: Corpus[Any], parent: RunConfig | None = None) 
     return _fitting(wanted_settings(given, corpus), given)
 
 
-def wanted_settings(given: Given, corpus: Corpus[Any], inherited: Layer | None = None) -> Settings:
-    """Returns the settings in the order of `resolve`, whether or not they fit together.
+def wanted_settings(given: Given, corpus: Corpus[Any], inherited: SettingsLayer | None = None) -> Settings:
+    """Merges defaults, preset, parent, recipe and flags, whether or not they fit together.
 
     Args:
         given, corpus: see `resolve`.
@@ -184,9 +186,9 @@ def wanted_settings(given: Given, corpus: Corpus[Any], inherited: Layer | None =
         usual = PRESETS[preset]
     elif "steps" not in corpus.recipe:  # a recipe that says how long to train is whole
         usual = AUTO_ROWS[auto_row(corpus.num_pairs)]
-    below = [Layer(cls, {**usual, "preset": preset, **cls.defaults}), inherited or Layer(cls, {})]
-    own_text = Layer(cls, {"dataset": None} if own_data(cls).keys() & given.keys() else {})
-    return _built(*(below[::-1] if "preset" in given else below), own_text, Layer(cls, corpus.recipe), given)
+    below = [SettingsLayer(cls, {**usual, "preset": preset, **cls.defaults}), inherited or SettingsLayer(cls, {})]
+    own_text = SettingsLayer(cls, {"dataset": None} if own_data(cls).keys() & given.keys() else {})
+    return _merged(*(below[::-1] if "preset" in given else below), own_text, SettingsLayer(cls, corpus.recipe), given)
 
 
 def _fitting(wanted: Settings, given: Given) -> Settings:
@@ -247,18 +249,20 @@ def _fine_tuned(given: Given, corpus: Corpus[Any], parent: RunConfig) -> Setting
         steps = AUTO_ROWS[auto_row(corpus.num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
     asked = Given(cls, {**given, **sizes})
-    wanted = wanted_settings(asked, corpus, Layer(cls, {**inherited, "task": cls.task}))
+    wanted = wanted_settings(asked, corpus, SettingsLayer(cls, {**inherited, "task": cls.task}))
     settings = _fitting(wanted, asked).with_parent_defaults(parent)
     fixed = asked.keys() | (corpus.recipe.keys() if stored and "steps" not in given else ())  # it has its own warm-up
     of_rate = {"steps", "warmup_steps", "learning_rate_factor"} & stored.keys()
-    before = _built(Layer(cls, {"hidden_dim": settings.hidden_dim, **{name: stored[name] for name in of_rate}}))
+    before = _merged(
+        SettingsLayer(cls, {"hidden_dim": settings.hidden_dim, **{name: stored[name] for name in of_rate}})
+    )
     peak = learning_rate(before, before.steps) if stored else USUAL_PEAK
     fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in fixed)
     may_change = [name for name in ("warmup_steps", "learning_rate_factor") if name not in fixed]
     return replace(settings, **{name: getattr(fitting, name) for name in may_change})
 
 
-def _sizes_of(model: Config, given: Given) -> Layer:
+def _sizes_of(model: Config, given: Given) -> SettingsLayer:
     """Returns the sizes of the parent's model, as settings."""
     cls = given.settings
     sizes = {name: format_part(cls, name, model[name]) for name in fixed_by_parent(cls)}
@@ -267,7 +271,7 @@ def _sizes_of(model: Config, given: Given) -> Layer:
     sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
     if "head_layer" in given and cls.mark == "labels" and model.get("num_labels") is None:
         del sizes["head_layer"]  # the layer before labels is a new one
-    return Layer(cls, sizes)
+    return SettingsLayer(cls, sizes)
 
 
 def fixed_by_parent(settings: type[Settings]) -> list[str]:
@@ -339,7 +343,7 @@ def claim_folder(path: Path, is_chief: bool, is_resumed: bool = False, overwrite
 
 
 def check_folder(folder: RunFolder, is_resumed: bool, overwrite: bool) -> None:
-    """Raises RequestError unless a run may go on or begin in the folder, as far as what lies there tells."""
+    """Raises RequestError unless the content of the folder allows a run to begin there, or to go on."""
     path = folder.path
     if is_resumed and not folder.is_run():
         raise RequestError(
@@ -384,7 +388,7 @@ def _resumed_run(flags: Config) -> Run[Settings] | None:
 def _folder_to_resume(flags: Config) -> Path:
     cls = settings_of(flags.get("task") or DEFAULT_TASK)
     named = ("dataset", *own_data(cls), "preset", "out")
-    return _built(Layer(cls, {name: flags[name] for name in named if flags.get(name) is not None})).folder
+    return _merged(SettingsLayer(cls, {name: flags[name] for name in named if flags.get(name) is not None})).folder
 
 
 def resumed(config: RunConfig, flags: Config) -> Settings:
@@ -413,7 +417,7 @@ def resumed(config: RunConfig, flags: Config) -> Settings:
                 f"--resume: {kept[name].spelling} was {stored[name]} when the run began; received: {given[name]}; "
                 "leave it out, or start another run with --out"
             )
-    settings = _built(Layer(cls, stored), given)
+    settings = _merged(SettingsLayer(cls, stored), given)
     check(settings)
     _check_model_settings(config, settings)
     return settings
@@ -477,7 +481,7 @@ def _check_back_end(folder: RunFolder, config: RunConfig) -> None:
 
 
 def _check_jax(settings: Settings) -> None:
-    """Raises RequestError for what trains on TensorFlow alone."""
+    """Raises RequestError if a setting needs TensorFlow and the back end is JAX."""
     backend = keras.config.backend()
     if backend != "jax":
         raise RequestError(f"training runs on TensorFlow or JAX; received KERAS_BACKEND={backend}")
@@ -536,7 +540,7 @@ def _tell(given: Given, corpus: Corpus[Any], settings: Settings) -> None:
 def describe_inheritance(given: Given, corpus: Corpus[Any], settings: Settings) -> str:
     """Returns a line for people: the learning rate, and which settings the parent changed."""
     cls = type(settings)
-    usual = wanted_settings(given, corpus, Layer(cls, {})).as_dict()
+    usual = wanted_settings(given, corpus, SettingsLayer(cls, {})).as_dict()
     own = {*fixed_by_parent(cls), "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {name for name, its in cls.flags.items() if not its.is_inherited}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
@@ -589,7 +593,7 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool = True) -> S
 
 
 def with_steps(settings: Settings, steps: int, given: Given) -> Settings:
-    """Returns the settings with so many steps. Where the user did not give a warm-up, it is one that fits."""
+    """Sets the steps, and shortens a warm-up that is too long for them unless the user gave it."""
     settings = replace(settings, steps=steps, hours=None)
     if settings.warmup_steps > steps:
         if "warmup_steps" in given:
@@ -628,7 +632,7 @@ def model_arguments(settings: Settings) -> Config:
         RequestError: a part is unknown, or an option of a part.
     """
     flags, arguments = settings.flags, {}
-    with _told_as_flags():
+    with _errors_name_flags():
         for name in model_settings(type(settings)):
             value, slot = getattr(settings, name), flags[name].slot
             arguments[name] = model_spec.parse(value, slot, name) if slot and isinstance(value, str) else value
@@ -642,8 +646,8 @@ def format_part(settings: type[Settings], name: str, value: Any) -> Any:
 
 
 @contextmanager
-def _told_as_flags() -> Iterator[None]:
-    """Tells an error of the model's arguments in the words of a command line."""
+def _errors_name_flags() -> Iterator[None]:
+    """Rewords errors of the model's arguments as errors of flags."""
     try:
         yield
     except options.Fault as error:
