@@ -124,7 +124,7 @@ class LabelProbs:
 
     def run(self, model: Encoder | ImageClassifier, inputs: Tensor) -> tuple[Tensor]:
         """Returns (B, C) float32 for texts (B, S), or for images (B, S, S, channels)."""
-        return (ops.softmax(ops.cast(model({model.takes[0]: inputs}, training=False), "float32")),)
+        return (ops.softmax(ops.cast(model.logits_of(model.states(inputs)), "float32")),)
 
 
 @dataclass(frozen=True)

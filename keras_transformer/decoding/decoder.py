@@ -155,13 +155,8 @@ class Decoder(ABC):
 
         Batches are divided until there is one for each thread.
         """
-        num_parallel = self._num_parallel_for(options)
-        batches = split_batches(batches, num_parallel)
-        yield from map_in_threads(lambda batch: self.decode(batch, options), batches, num_parallel)
-
-    def _num_parallel_for(self, options: SearchOptions) -> int:
-        """Returns how many batches are decoded side by side with these options."""
-        return self.num_parallel
+        batches = split_batches(batches, self.num_parallel)
+        yield from map_in_threads(lambda batch: self.decode(batch, options), batches, self.num_parallel)
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
         """Decodes a batch: returns its hypotheses, those of one sentence together, in the order of `Translator.stream`.

@@ -219,8 +219,11 @@ class ImageClassifier(StackModel):
         return self._config["image_size"], self._config["image_size"], self._config["channels"]
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        x = self.states(self.taken(inputs)[0], training=training)[:, 0]
-        return x if self.head is None else self.head(x)
+        return self.logits_of(self.states(self.taken(inputs)[0], training=training))
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """States (B, S, D) → the logits (B, C) of the labels; without labels the state (B, D) of the class token."""
+        return states[:, 0] if self.head is None else self.head(states[:, 0])
 
     def embed(self, images: Tensor) -> Tensor:
         """Images (B, S, S, channels) → one vector each, the state of the class token: (B, D) float32."""

@@ -111,7 +111,7 @@ def test_multi30k_has_a_search_for_each_figure_unless_one_is_asked_for(monkeypat
 
     corpus = {"name": "multi30k:en-de", "source_language": "en", "target_language": "de"}
     for name, stand_in in {
-        "read_config": lambda run: {"corpus": corpus},
+        "read_config": lambda run: SimpleNamespace(corpus=corpus),
         "multi30k_file": lambda split, language, folder: tmp_path / language,
         "moses": lambda language: lambda lines: [line.lower() for line in lines],
         "own_search_of": lambda arguments: {"length_penalty": 0.8},
