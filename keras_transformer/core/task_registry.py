@@ -1,8 +1,8 @@
 """Names the tasks that a run can learn. Each is a folder of `keras_transformer.tasks`, and a line in `TASKS`.
 
-Keras is not imported. A task's folder is a package that defines the class `Settings`, the flags of training. What else
-it holds, by the names of its modules:
+Keras is not imported. What a task's folder holds, by the names of its modules:
 
+* `settings`: the class `Settings`, the flags of training. Help of the other commands does not import it.
 * `training`: the class `Training`: corpus, batches, and what differs from the usual loss, metrics and validation; a
   `training.task.TaskTraining`.
 * `pipeline`: the class of what a user holds of a run, such as a translator: `PIPELINE`, a
@@ -48,7 +48,7 @@ class Task(NamedTuple):
     @property
     def settings(self) -> type[Any]:
         """Returns the class of its settings."""
-        settings: type[Any] = import_module(self.package).Settings
+        settings: type[Any] = self.module("settings").Settings
         return settings
 
     @property

@@ -16,7 +16,7 @@ from keras_transformer.models import Transformer, count_parameters
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.presets import PRESETS
 from keras_transformer.spec.search_options import EXTRA_LENGTH
-from keras_transformer.tasks.translation import Settings
+from keras_transformer.tasks.translation.settings import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random
 from tests.models import combinations

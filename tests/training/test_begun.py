@@ -17,7 +17,7 @@ import pytest
 from keras_transformer.core import folders
 from keras_transformer.core.errors import STOPS, JobError, RequestError, Stopped
 from keras_transformer.runs.run_folder import RunConfig, RunFolder, read_config, resume_command
-from keras_transformer.tasks.translation import Settings
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.training import learning, preparation, timing
 from keras_transformer.training.request import claim_folder, open_run
 from keras_transformer.training.run import run_directory

@@ -13,7 +13,7 @@ import pytest
 from keras_transformer.runs.run_folder import RunConfig, RunFolder, load_model, read_config, resume_command
 from keras_transformer.spec import custom_parts, model_spec
 from keras_transformer.spec.presets import AUTO_ROWS
-from keras_transformer.tasks.translation import Settings
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import learning, timing
 from keras_transformer.training.checkpoints import Checkpoints

@@ -1,16 +1,1 @@
-"""Classifying texts: a task that learns from lines of a label, a tab and a text. Its settings."""
-
-from __future__ import annotations
-
-from typing import ClassVar
-
-from keras_transformer.training.common_settings import DATA, OneLanguageSettings, flag, task_settings
-
-
-@task_settings("classification", "encoder", dataset="number-languages", label_smoothing=0.0)
-class Settings(OneLanguageSettings):
-    """The settings of training a classifier of texts."""
-
-    mark: ClassVar[str | None] = "labels"
-
-    dataset: str | None = flag(DATA, None, "number-languages", is_inherited=False, metavar="NAME")
+"""Classifies lines of text."""

@@ -11,10 +11,10 @@ from keras_transformer.core.errors import say, warn
 from keras_transformer.core.files import write_text
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models.classifiers import Encoder
-from keras_transformer.tasks.classification import Settings
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled
 from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.tasks.classification.settings import Settings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.common_settings import S

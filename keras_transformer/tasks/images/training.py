@@ -11,10 +11,10 @@ from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.files import write_whole
 from keras_transformer.models.classifiers import ImageClassifier
 from keras_transformer.tasks.classification.training import LabelTraining
-from keras_transformer.tasks.images import Settings
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
 from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.tasks.images.settings import Settings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
 from keras_transformer.training.task import Prepared, Run

@@ -15,10 +15,10 @@ from keras_transformer.core.files import write_text
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.language_modelling import Settings
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows, WindowPlan, tokenized_text
 from keras_transformer.tasks.language_modelling.corpus import named_text, text_from_file
 from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.language_modelling.settings import Settings
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning

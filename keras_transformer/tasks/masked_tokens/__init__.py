@@ -1,12 +1,1 @@
-"""Filling masked places of text: a task whose encoder can be fine-tuned then. Its settings."""
-
-from __future__ import annotations
-
-from keras_transformer.training.common_settings import DATA, OneLanguageSettings, flag, task_settings
-
-
-@task_settings("masked-tokens", "encoder", dataset="pydoc-topics", label_smoothing=0.0)
-class Settings(OneLanguageSettings):
-    """The settings of training an encoder to fill masked places."""
-
-    dataset: str | None = flag(DATA, None, "pydoc-topics", is_inherited=False, metavar="NAME")
+"""Fills masked places of text."""

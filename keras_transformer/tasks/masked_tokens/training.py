@@ -12,7 +12,7 @@ from keras_transformer.core.files import write_text
 from keras_transformer.models.classifiers import Encoder
 from keras_transformer.tasks.classification.batches import TextRows
 from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACTERS, TextTraining
-from keras_transformer.tasks.masked_tokens import Settings
+from keras_transformer.tasks.masked_tokens.settings import Settings
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning

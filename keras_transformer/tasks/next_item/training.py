@@ -11,11 +11,11 @@ from keras_transformer.core.errors import say, warn
 from keras_transformer.metrics import NDCGAt, RecallAt, mean_figures
 from keras_transformer.models.stack_models import SequenceEncoder
 from keras_transformer.runs.run_folder import RunFolder
-from keras_transformer.tasks.next_item import Settings
 from keras_transformer.tasks.next_item.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.tasks.next_item.settings import Settings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.tokenizer import UNKNOWN

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.models.model_factory import make_model
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.tasks.translation import Settings
 from keras_transformer.tasks.translation.languages import SIDES, Direction, direction_of
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.bleu import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.text.splitting import LearnedText
