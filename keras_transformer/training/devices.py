@@ -184,7 +184,7 @@ def has_gpu(devices: str) -> bool:
 def _jax_has_gpu() -> bool:
     import jax
 
-    return jax.default_backend() != "cpu"
+    return bool(jax.default_backend() != "cpu")
 
 
 def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
