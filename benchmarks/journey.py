@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MESSAGES = "keras_transformer/core/errors.py"
-# Methods that lists, dictionaries, texts, paths and arrays have too.
-COMMON = {name for kind in (str, list, dict, set, Path, bytes, np, np.ndarray) for name in dir(kind)}
+# Methods that lists, dictionaries, texts, paths, files and arrays have too.
+COMMON = {name for kind in (str, list, dict, set, Path, io.TextIOWrapper, bytes, np, np.ndarray) for name in dir(kind)}
 
 
 class Place(NamedTuple):
