@@ -29,8 +29,7 @@ from keras_transformer.core.errors import RequestError, exit_status
 from keras_transformer.core.files import write_text
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.commands import add_ensemble_option, add_search_options
-from keras_transformer.tasks.translation.commands.engines import open_translator
-from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.tasks.translation.commands.translate import open_translator, own_search_of, search_options
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.named_corpora import multi30k_file
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from keras_transformer.tasks.images.pipeline import Recognizer, load_recognizer
     from keras_transformer.tasks.language_modelling.pipeline import Generator, load_generator
     from keras_transformer.tasks.next_item.pipeline import Recommender, load_recommender
-    from keras_transformer.tasks.translation.ensembles import load_ensemble
-    from keras_transformer.tasks.translation.pipeline import Translator, load
+    from keras_transformer.tasks.translation.pipeline import Translator, load, load_ensemble
     from keras_transformer.text.datasets import datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer
 
@@ -47,8 +46,7 @@ _NAMES = {
     "tasks.images.pipeline": ["Recognizer", "load_recognizer"],
     "tasks.language_modelling.pipeline": ["Generator", "load_generator"],
     "tasks.next_item.pipeline": ["Recommender", "load_recommender"],
-    "tasks.translation.ensembles": ["load_ensemble"],
-    "tasks.translation.pipeline": ["Translator", "load"],
+    "tasks.translation.pipeline": ["Translator", "load", "load_ensemble"],
     "text.datasets": ["datasets_from_files"],
     "text.tokenizer": ["Tokenizer"],
 }

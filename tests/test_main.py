@@ -24,7 +24,7 @@ from keras_transformer.__main__ import commands, main, make_parser
 from keras_transformer.core.errors import RequestError, Stopped, check_utf8, exit_status, print_result, say, warn
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.training.flags import Parser, parser
 from tests.tiny_corpus import resolved, tiny_flags
 from train import main as train

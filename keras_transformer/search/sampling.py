@@ -53,18 +53,11 @@ def sample(
         token_ids = draw(permitted, loop.select_entries(bounds.uniforms, state.index), top_k, top_p)
         return append(state, token_ids, loop.select_entries(log_probs, token_ids), bounds.limits, cache)
 
-    start = start_samples(cache, bounds, num_samples, index, num_control_ids)
+    first = loop.initial_state(bounds, num_samples, index)  # a sentence with the limit 0 is done, with an end alone
+    ids = loop.fill_prompt(first.ids, index, num_control_ids)
+    start = SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
     state = loop.run_loop(advance, start, lambda state: state.done, bounds)
     return ops.cast(state.ids, "int32"), state.log_probs
-
-
-def start_samples(
-    cache: Cache, bounds: Bounds, num_samples: int, index: Tensor | None = None, num_control_ids: int = 4
-) -> SampleState:
-    """Returns the state before the first draw; a sentence with the limit 0 is done, with an end alone."""
-    first = loop.initial_state(bounds, num_samples, index)
-    ids = loop.fill_prompt(first.ids, index, num_control_ids)
-    return SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
 
 
 def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Tensor, cache: Cache) -> SampleState:

@@ -22,7 +22,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.text import lines
 from tests.graphs import search_eagerly
 
@@ -157,7 +157,7 @@ def test_kept_graphs_have_probes(run_folder, translate, flags):
 
 
 def test_processes_share_the_cores_and_each_has_one_thread_at_least(monkeypatch):
-    monkeypatch.setattr("keras_transformer.tasks.translation.commands.engines.num_cores", lambda: 8)
+    monkeypatch.setattr("keras_transformer.tasks.translation.commands.translate.num_cores", lambda: 8)
     for processes, threads, expected in ((1, None, None), (3, None, 2), (9, None, 1), (9, 5, 5)):
         assert engines.threads_of_each(Namespace(processes=processes, threads=threads)) == expected
 

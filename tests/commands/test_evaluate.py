@@ -20,7 +20,7 @@ from keras_transformer.commands import graph_cache, streams
 from keras_transformer.commands.streams import ParallelLines
 from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.bleu import paired_quality

@@ -1,6 +1,5 @@
 """Several ids that end a text are one to every search, as by brute force in NumPy over the model's own logits."""
 
-import itertools
 import json
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from keras_transformer.models import LanguageModel
 from keras_transformer.ops import NUMPY, on
 from keras_transformer.runs.run_folder import FORMAT, read_config
 from keras_transformer.search.loop import NO_HYPOTHESIS, merge_end_ids, merge_end_labels
-from keras_transformer.spec.search_options import SearchOptions, penalty
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.graphs import search_eagerly
@@ -64,14 +63,6 @@ def log_prob_of(generator, read, added):
     return sum(log_probs_after(generator, [*read, *added[:place]])[id] for place, id in enumerate(added))
 
 
-def all_texts(generator):
-    """Every text of at most `MOST` tokens that ends, or is as long as that."""
-    words = [id for id in emitted(generator) if id != END]
-    for length in range(MOST):
-        yield from ([*some, END] for some in itertools.product(words, repeat=length))
-    yield from map(list, itertools.product(words, repeat=MOST))
-
-
 def test_greedy_search_takes_the_likeliest_and_an_end_is_as_likely_as_all_together(generator):
     lengths = set()
     for read, [found] in zip(PROMPTS, generator.search_ids(PROMPTS, GREEDY, MOST), strict=True):
@@ -84,50 +75,6 @@ def test_greedy_search_takes_the_likeliest_and_an_end_is_as_likely_as_all_togeth
         assert generator.log_probs([read], [added]) == pytest.approx([found.score], abs=1e-4)
         lengths.add(len(added))
     assert len(lengths) > 1, "some texts end, others are cut"
-
-
-def test_wide_beams_find_the_best_of_all_texts(generator):
-    texts = [*all_texts(generator)]
-    options = SearchOptions(num_beams=40, length_penalty=0.6, n_best=5)
-    for read, found in zip(PROMPTS, generator.search_ids(PROMPTS, options, MOST), strict=True):
-        scores = [log_prob_of(generator, read, added) / penalty(len(added), 0.6) for added in texts]
-        ranks = [(END not in added, -score) for added, score in zip(texts, scores, strict=True)]  # the cut ones last
-        best = np.lexsort(np.transpose(ranks)[::-1])[:5]
-        assert [list(one.ids) for one in found] == [texts[place] for place in best]
-        assert [one.score for one in found] == pytest.approx([scores[place] for place in best], abs=1e-4)
-    total = sum(np.exp(log_prob_of(generator, [], added)) for added in texts)
-    assert total < 1 and all(len({*some} & {*ENDS[1:]}) == 0 for some in texts)
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 3}, {"top_p": 0.6}])
-def test_a_draw_follows_the_probabilities_of_the_ends_as_one(generator, options):
-    given = {"temperature": 1.0, "top_k": 99, "top_p": 1.0, **options}
-    ended = 0
-    for number in range(6):
-        [[found]] = generator.generate(["ab"], 6, SearchOptions(sampling=True, seed=number, **options))
-        read = generator.tokenizer.encode_text("ab")
-        uniforms = np.random.default_rng([number, 0, 0]).random(6, "float32")
-        added: list[int] = []
-        while len(added) < 6 and END not in added:
-            row = log_probs_after(generator, [*read, *added])
-            some = np.array(emitted(generator))
-            some = some[np.argsort(-row[some])][: int(given["top_k"])]
-            probs = np.exp(row[some] / given["temperature"])
-            sums = np.cumsum(probs / probs.sum())
-            kept = np.count_nonzero(sums - probs / probs.sum() < given["top_p"])
-            place = np.searchsorted(sums[:kept], uniforms[len(added)] * sums[kept - 1], "right")
-            added.append(int(some[place]))
-        assert list(found.ids) == added
-        assert found.score == pytest.approx(log_prob_of(generator, read, added), abs=1e-4)
-        ended += END in added
-    assert 0 < ended < 6
-
-
-def test_a_stream_is_the_text_and_holds_no_end(generator):
-    for prompt in ("", "a", "ba"):
-        [[whole]] = generator.generate([prompt], 20, GREEDY)
-        assert "".join(generator.stream(prompt, 20, GREEDY)) == whole.text
-        assert not {*whole.ids} & {*ENDS[1:]} and END not in whole.ids[:-1]
 
 
 def test_given_text_that_ends_by_any_of_them_has_their_probability_and_the_rest_its_own(generator):

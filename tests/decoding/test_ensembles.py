@@ -21,8 +21,8 @@ from keras_transformer.models import make_model, model_config
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import RunFolder, save_model
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import engines
-from keras_transformer.tasks.translation.commands.engines import graphs_of
+from keras_transformer.tasks.translation.commands import translate as engines
+from keras_transformer.tasks.translation.commands.translate import graphs_of
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize

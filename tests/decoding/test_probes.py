@@ -34,7 +34,7 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_graphs import CPU, CUDA, open_session, runtime_of
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.text.tokenizer import END
 from tests.fuzz import put, strange
 from tests.tiny_text import lines

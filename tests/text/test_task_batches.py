@@ -10,7 +10,7 @@ import pytest
 from keras_transformer.metrics import ranks_of
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
 from keras_transformer.tasks.masked_tokens.training import SHARE, MaskedRows
-from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
+from keras_transformer.tasks.next_item.baselines import followers, popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan, with_start
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -107,13 +107,13 @@ TRAINED = [[4, 5, 4, 5], [4, 6], [7, 5, 4], [6]]
 def test_baselines_by_hand():
     """After 4 came 5 twice and 6 once; after 8 nothing ever came."""
     popular = np.array([0, 0, 0, 0, 4, 3, 2, 1, 0]) / 10
-    np.testing.assert_allclose(Popularity(TRAINED, 9).scores([7]), popular)
-    markov = ItemToItem(TRAINED, 9, popular=0.5)
-    np.testing.assert_allclose(markov.scores([7, 4]), (popular + np.array([0, 0, 0, 0, 0, 2, 1, 0, 0]) / 3) / 2)
+    np.testing.assert_allclose(popularity(TRAINED, 9)([7]), popular)
+    markov = followers(TRAINED, 9, popular=0.5)
+    np.testing.assert_allclose(markov([7, 4]), (popular + np.array([0, 0, 0, 0, 0, 2, 1, 0, 0]) / 3) / 2)
     for history in ([4, 8], []):
-        np.testing.assert_allclose(markov.scores(history), popular / 2)
+        np.testing.assert_allclose(markov(history), popular / 2)
     histories, targets = [[4], [7, 5], [], [6]], [6, 4, 8, 1]
-    expected = ranks_of(np.array(targets), np.stack([markov.scores(history) for history in histories]))
+    expected = ranks_of(np.array(targets), np.stack([markov(history) for history in histories]))
     np.testing.assert_array_equal(ranks(markov, histories, targets, 4), np.asarray(expected))
 
 

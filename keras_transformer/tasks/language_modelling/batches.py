@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_whole
 from keras_transformer.text.batch_sampler import EqualPlan, RowPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
-from keras_transformer.text.tokenized import TokenizedCorpus, mapped
+from keras_transformer.text.tokenized import TokenizedCorpus, chunks, mapped
 from keras_transformer.text.tokenizer import LINE_BREAK, PAD, SEPARATOR, START, Tokenizer
 
 LINES_AT_A_TIME = 10_000
@@ -33,16 +32,10 @@ def tokenized_text(path: Path, lines: Iterable[str], tokenizer: Tokenizer) -> np
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(path) as aside, aside.open("wb") as file:
-            for some in _batched(lines):
+            for some in chunks(lines, LINES_AT_A_TIME):
                 text = "".join(f"{line}{LINE_BREAK}" for line in some)
                 np.array(tokenizer.encode_text(text), dtype).tofile(file)
     return mapped(path, dtype)
-
-
-def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(lines)
-    while some := list(islice(iterator, LINES_AT_A_TIME)):
-        yield some
 
 
 class WindowPlan(EqualPlan):

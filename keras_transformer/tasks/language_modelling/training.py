@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -124,8 +123,14 @@ class Training(TextTraining[Settings, Prose | Pairs, LanguageModel]):
         self, run: Run, data: Prose | Pairs, model: LanguageModel, progress: Progress, show: Show
     ) -> list[keras.callbacks.Callback]:
         """Returns a text that the model draws or answers, and early stopping by the validation loss."""
-        sample = _sampling(run, data, model)
-        show_sample = (lambda step: show(step, sample())) if show else lambda step: None
+        twin = make_model(run.config.model)  # has the present weights (with --ema their mean), in float32
+        generator = Generator(twin, data.tokenizer, run.config.answer_length)
+
+        def show_sample(step: int) -> None:
+            if show:
+                set_weights(twin, present_weights(model))
+                show(step, data.sample(generator, run.settings.seed))
+
         return [ValLossMonitor(progress, run.settings.patience, show_sample)]
 
 
@@ -213,15 +218,3 @@ def _tell(run: Run, train: TokenizedCorpus, rows: PairRows, most: int) -> None:
             f"{rows.num_cut:,} source(s) are cut to {most - 1} pieces, which --context-length "
             f"{run.settings.context_length} holds beside the longest target"
         )
-
-
-def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
-    """Returns a function that samples by the model's present weights (with --ema their mean), in float32."""
-    twin = make_model(run.config.model)
-    generator = Generator(twin, data.tokenizer, run.config.answer_length)
-
-    def sample() -> str:
-        set_weights(twin, present_weights(model))
-        return data.sample(generator, run.settings.seed)
-
-    return sample

@@ -149,11 +149,11 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     if not users:
         raise RequestError(f"{path} holds no events; expected a line with user, item and time for each")
     names = list(items)
-    return Log(list(users), [_by_time(names, *one) for one in events])
-
-
-def _by_time(names: list[str], items: Sequence[int], times: Sequence[Time]) -> History:
-    return [names[items[place]] for place in sorted(range(len(items)), key=times.__getitem__)]
+    histories = [
+        [names[numbers[place]] for place in sorted(range(len(numbers)), key=times.__getitem__)]
+        for numbers, times in events
+    ]
+    return Log(list(users), histories)
 
 
 def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, Time]]:
@@ -165,7 +165,8 @@ def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, Time]]:
     form: Config = {"delimiter": ","}
     if "\t" in first:
         form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    reader = csv.reader(_with(first, lines), strict=True, **form)
+    with_breaks = (f"{line}\n" for line in chain([first], lines))  # a quoted value of CSV may hold some
+    reader = csv.reader(with_breaks, strict=True, **form)
     try:
         head = next(reader)
         columns = _columns(head, path)
@@ -177,12 +178,6 @@ def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, Time]]:
                 yield _event(row, columns, len(head), f"{path}, line {reader.line_num}")
     except csv.Error as error:
         raise RequestError(f"{path}, line {reader.line_num}: not CSV ({error}); mend the line") from None
-
-
-def _with(first: str, others: Iterable[str]) -> Iterator[str]:
-    """Lines with their breaks, which a quoted value of CSV may hold."""
-    for line in chain([first], others):
-        yield f"{line}\n"
 
 
 def _columns(head: list[str], path: str | os.PathLike[str]) -> tuple[int, ...] | None:

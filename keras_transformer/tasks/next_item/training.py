@@ -11,7 +11,7 @@ from keras_transformer.core.errors import say, warn
 from keras_transformer.metrics import NDCGAt, RecallAt, mean_figures
 from keras_transformer.models.stack_models import SequenceEncoder
 from keras_transformer.runs.run_folder import RunFolder
-from keras_transformer.tasks.next_item.baselines import Baseline, ItemToItem, Popularity, ranks
+from keras_transformer.tasks.next_item.baselines import followers, popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.next_item.pipeline import Recommender
@@ -121,10 +121,7 @@ def _tell_baselines(
     items: Items, train: Sequence[Sequence[int]], before: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> None:
     """Says how well popularity and the last item alone tell the held-out items: what a model has to beat."""
-    baselines: dict[str, Baseline] = {
-        "popularity": Popularity(train, items.vocabulary_size),
-        "what followed the last item": ItemToItem(train, items.vocabulary_size),
-    }
-    for name, baseline in baselines.items():
-        found = mean_figures(ranks(baseline, before, targets, FIRST_ITEM), AT)
+    for name, baseline in (("popularity", popularity), ("what followed the last item", followers)):
+        scores = baseline(train, items.vocabulary_size)
+        found = mean_figures(ranks(scores, before, targets, FIRST_ITEM), AT)
         say(f"to beat: {name} · validation · recall {found['recall']:.4f} · ndcg {found['ndcg']:.4f}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import regex as re
 
 from keras_transformer.core.errors import warn, warn_of_news
-from keras_transformer.decoding.decoder import Decoder, Emitted, Hypothesis
+from keras_transformer.decoding.decoder import Decoder, Hypothesis
 from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
 from keras_transformer.text.corpora import into, untagged
@@ -284,19 +284,12 @@ def translations(
     all_places = batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size)
     batches = [[sentences[place] for place in places] for places in all_places]
     for emitted in decoder.decode_all(batches, options):
-        for place, hypotheses in _hypotheses(decoder, target, emitted, options).items():
+        texts = target.decode([one.ids for one in emitted])
+        alignments = decoder.align(emitted) if options.alignments else [()] * len(emitted)
+        found_here: dict[int, list[Hypothesis]] = {one.sentence.place: [] for one in emitted}
+        for one, text, alignment in zip(emitted, texts, alignments, strict=True):
+            log_prob = one.score * penalty(len(one.ids), options.length_penalty)
+            found_here[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
+        for place, hypotheses in found_here.items():
             found[place] = hypotheses
     return found
-
-
-def _hypotheses(
-    decoder: Decoder, target: Tokenizer, emitted: list[Emitted], options: SearchOptions
-) -> dict[int, list[Hypothesis]]:
-    """Returns the translations of sentences, by their places."""
-    texts = target.decode([one.ids for one in emitted])
-    alignments = decoder.align(emitted) if options.alignments else [()] * len(emitted)
-    hypotheses: dict[int, list[Hypothesis]] = {one.sentence.place: [] for one in emitted}
-    for one, text, alignment in zip(emitted, texts, alignments, strict=True):
-        log_prob = one.score * penalty(len(one.ids), options.length_penalty)
-        hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
-    return hypotheses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,9 +72,14 @@ class Training(TaskTraining[Settings, Text, Transformer]):
         if not (run.is_chief or settings.patience):
             return []
         sources, references = data.bleu_sentences(settings.bleu_sentences)
-        return [
-            BleuMonitor(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)
-        ]
+        twin = make_model(run.config.model)  # has the present weights (with --ema their mean), outside of any strategy
+        translator = _translator(run, data, twin)
+
+        def translate(lines: Sequence[str]) -> list[str]:
+            set_weights(twin, present_weights(model))
+            return translator.translate(lines, num_beams=1, split="off")
+
+        return [BleuMonitor(progress, translate, sources, references, settings.patience, show)]
 
     def decoding_seconds(self, run: Run, data: Text, model: Transformer) -> float:
         """Returns how long the translation of a validation takes by a model that has learned to end its sentences.
@@ -108,17 +113,3 @@ def _translator(run: Run, data: Text, model: Transformer) -> Translator:
     learned = LearnedText.of_corpus(run.config.corpus)
     tags = run.config.language_tags
     return Translator(model, *data.tokenizers, language_tags=tags, **asdict(learned))
-
-
-def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
-    """Returns a function that translates with the model's present weights (their moving average, with --ema), in
-    float32 and outside of any strategy.
-    """
-    twin = make_model(run.config.model)
-    translator = _translator(run, data, twin)
-
-    def translate(lines: Sequence[str]) -> list[str]:
-        set_weights(twin, present_weights(model))
-        return translator.translate(lines, num_beams=1, split="off")
-
-    return translate

@@ -48,30 +48,31 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     add_drawing_options(parser, "with --sample: ")
 
 
-def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `evaluate`."""
+def add_evaluate_options(parser: argparse.ArgumentParser, must_be_given: bool = False) -> None:
+    """Adds the options of `evaluate`, which are those of `compare` too."""
     add = parser.add_argument
-    add("--source", metavar="FILE", help="text to translate, plain or .gz")
-    add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
-    add_tokenize_option(parser)
+    add("--source", metavar="FILE", help="text to translate, plain or .gz", required=must_be_given)
+    add(
+        "--reference",
+        metavar="FILE",
+        help="its correct translation, line by line, plain or .gz",
+        required=must_be_given,
+    )
+    add(
+        "--tokenize",
+        metavar="NAME",
+        help="sacreBLEU's tokenizer for BLEU: 13a, intl, char, zh, ja-mecab, ko-mecab, none, spm, flores101, flores200 "
+        "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
+    )
     add_search_options(parser)
     add_translating_options(parser)
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """Adds the runs and the options of `compare`."""
-    add = parser.add_argument
-    add(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run folders, or export folders with ONNX graphs; the first is the baseline",
-    )
-    add("--source", metavar="FILE", required=True, help="text to translate, plain or .gz")
-    add("--reference", metavar="FILE", required=True, help="its correct translation, line by line, plain or .gz")
-    add_tokenize_option(parser)
-    add_search_options(parser)
-    add_translating_options(parser)
+    runs = "run folders, or export folders with ONNX graphs; the first is the baseline"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
+    add_evaluate_options(parser, must_be_given=True)
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:
@@ -144,16 +145,6 @@ def add_ensemble_option(parser: argparse.ArgumentParser) -> None:
     """Adds the further runs that translate together with the first."""
     others = "further runs: each piece has the mean of the probabilities of all; the first run's search options hold"
     parser.add_argument("others", nargs="*", metavar="RUN", help=others)
-
-
-def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that names BLEU's tokenizer."""
-    parser.add_argument(
-        "--tokenize",
-        metavar="NAME",
-        help="sacreBLEU's tokenizer for BLEU: 13a, intl, char, zh, ja-mecab, ko-mecab, none, spm, flores101, flores200 "
-        "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
-    )
 
 
 def validation_of(arguments: argparse.Namespace) -> Validation | None:

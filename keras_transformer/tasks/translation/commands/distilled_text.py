@@ -118,7 +118,7 @@ class DistilledText:
 
     def is_filtered(self, valid_sources: list[str]) -> bool:
         """Tells whether the text to train on is there, without the sources on which the student validates."""
-        return self.report.is_file() and self._report().get("validation") == sha256_of(valid_sources)
+        return self.report.is_file() and _read(self.report, dict).get("validation") == sha256_of(valid_sources)
 
     def filter(self, source: str, valid_sources: list[str]) -> None:
         """Writes the pairs from which a student learns, and a report of those that were left out.
@@ -197,9 +197,6 @@ class DistilledText:
         if making["lines"] > MAX_SHARDS * making["shard_lines"]:
             raise _damaged(self.made_of, f"expected at most {MAX_SHARDS:,} shards")
         return making
-
-    def _report(self) -> Config:
-        return _read(self.report, dict)
 
 
 def _read(path: Path, allowed: Allowed) -> Config:

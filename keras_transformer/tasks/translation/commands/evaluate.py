@@ -16,8 +16,7 @@ from keras_transformer.decoding.decoder import Score
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.options import Config
-from keras_transformer.tasks.translation.commands.engines import in_direction
-from keras_transformer.tasks.translation.commands.translate import open_with_options, own_search_of
+from keras_transformer.tasks.translation.commands.translate import in_direction, open_with_options, own_search_of
 from keras_transformer.tasks.translation.pipeline import load
 from keras_transformer.text.bleu import checked_tokenizer, paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
