@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_transformer.core.lazy import computed_after, is_fused, tf
-from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.layers.attention import real_labels
 from keras_transformer.ops import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]

@@ -12,7 +12,7 @@ load_tensorflow()
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.layers.attention import real_labels
 from keras_transformer.losses import as_labels, check_shapes
 from keras_transformer.ops import Tensor
 

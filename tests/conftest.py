@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,29 +65,21 @@ def seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
     """Fails a test that connects to another machine. It sees this process, but not the processes that it starts."""
-    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
-    def check(address: Any) -> None:
-        host = address[0] if isinstance(address, tuple) else None  # None: a Unix socket, or any local address
-        if host not in (None, "", "127.0.0.1", "::1", "localhost", b"localhost", b"127.0.0.1"):
-            pytest.fail(f"reached for the network: {host!r}")
+    def local(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            # The host, or a socket and an address; None: a Unix socket, or any local address.
+            address = given[1] if isinstance(given[0], socket.socket) else given[:1]
+            host = address[0] if isinstance(address, tuple) else None
+            if host not in (None, "", "127.0.0.1", "::1", "localhost", b"localhost", b"127.0.0.1"):
+                pytest.fail(f"reached for the network: {host!r}")
+            return function(*given, **options)
 
-    def local_connect(self: socket.socket, address: Any) -> None:
-        check(address)
-        connect(self, address)
-
-    def local_connect_ex(self: socket.socket, address: Any) -> int:
-        check(address)
-        return connect_ex(self, address)
-
-    def local_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> list:
-        check((host,))
-        return getaddrinfo(host, *args, **kwargs)
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", local_connect)
-        patch.setattr(socket.socket, "connect_ex", local_connect_ex)
-        patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
+        for owner, name in ((socket.socket, "connect"), (socket.socket, "connect_ex"), (socket, "getaddrinfo")):
+            patch.setattr(owner, name, local(getattr(owner, name)))
         yield
 
 

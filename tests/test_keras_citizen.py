@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from keras_transformer import layers, models
-from keras_transformer.layers.attention_ops import keys_mask
+from keras_transformer.layers.attention import keys_mask
 from keras_transformer.spec import part_registry
 from tests.layer_check import array, assert_close, assert_equal, functional, random, randomize
 from tests.layers.test_contract import BATCH, CASES, WIDTH, X

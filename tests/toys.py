@@ -3,8 +3,7 @@
 from typing import Any
 
 from keras_transformer import ops
-from keras_transformer.layers.attention import SelfAttention
-from keras_transformer.layers.attention_ops import keys_mask
+from keras_transformer.layers.attention import SelfAttention, keys_mask
 from keras_transformer.layers.layer import PreNorm
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import Score

@@ -163,9 +163,10 @@ class Graph:
         users: dict[Value, list[Graph]] = {}
         for path in self._paths():
             for node in path[-1].nodes:
-                for name in {*node.input} & self._large.keys():
-                    before = users.get(name, path)
-                    users[name] = [one for one, other in zip(before, path, strict=False) if one is other]
+                for name in node.input:  # in order: the same model gives the same bytes
+                    if name in self._large:
+                        before = users.get(name, path)
+                        users[name] = [one for one, other in zip(before, path, strict=False) if one is other]
         for name, path in users.items():
             path[-1].constants[name] = self._large[name]
         for *around, graph in self._paths():

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 
-from keras_transformer.layers.attention_ops import HIDDEN, Projection, causal_cache_mask
+from keras_transformer.layers.attention import Projection
+from keras_transformer.layers.cache import causal_cache_mask
 from keras_transformer.layers.layer import LayerNorm
+from keras_transformer.layers.score import HIDDEN
 
 from .loops import run_loop_in_rounds
 from .operations import counted

@@ -6,8 +6,7 @@ from keras_transformer.core.errors import load_tensorflow
 
 load_tensorflow()
 
-from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.attention import MultiHeadAttention, causal_mask, keys_mask, padding_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.compressed import CompressedAttention
 from keras_transformer.layers.feed_forward import Experts, FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu

@@ -1,39 +1,74 @@
-"""Computes multi-head attention (paper, section 3.2)."""
+"""Computes multi-head attention (paper, section 3.2), and the masks of what it may see: booleans, True = visible."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
 import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
-from keras_transformer.layers.attention_ops import (
-    HIDDEN,
+from keras_transformer.layers.cache import (
     Cache,
     KeysValues,
-    PositionTerms,
-    Projection,
     Size,
     cache_mask,
-    check_mask,
     empty_cache,
     extended,
-    grouped,
     is_prefill,
-    joined_heads,
-    joint_mask,
     key_positions,
     position_axis,
-    projected_heads,
-    rotate,
-    ungrouped,
 )
 from keras_transformer.layers.layer import Dropout, Layer, LayerArguments, Shape, glorot, make_part
-from keras_transformer.layers.positions import Positions
-from keras_transformer.layers.score import scaled_dot
+from keras_transformer.layers.positions import Positions, PositionTerms, rotate
+from keras_transformer.layers.score import HIDDEN, scaled_dot
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import PartConfig
+
+
+def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
+    """Marks real tokens by True, padding by False: ids (B, S) → (B, S)."""
+    return ops.not_equal(ids, pad_token_id)
+
+
+def real_labels(labels: Tensor) -> Tensor:
+    """Marks the labels that count: labels (B,) of whole rows all do; of labels (B, T) of tokens, 0 is padding."""
+    return padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")
+
+
+def causal_mask(length: Size) -> Tensor:
+    """Returns (1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
+    positions = ops.arange(length)
+    return (positions[None, :] <= positions[:, None])[None]
+
+
+def keys_mask(mask: Tensor) -> Tensor:
+    """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
+    return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT cannot slice booleans
+
+
+def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
+    """Combines an attention mask, which broadcasts to (B, T, S), and a padding mask (B, S)."""
+    return combined_masks(attention_mask, None if memory_mask is None else keys_mask(memory_mask))
+
+
+def combined_masks(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Combines two attention masks: a key is visible if both show it. None hides nothing."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    check_mask(other.shape)
+    return ops.logical_and(mask, other)
+
+
+def check_mask(shape: Sequence[int | None]) -> None:
+    """Raises ValueError if an attention mask has not three axes: it would broadcast in another way than is meant."""
+    if len(shape) != 3:
+        raise ValueError(
+            "`attention_mask` must have three axes, (B, T, S) or what broadcasts to it: give a padding mask (B, S) as "
+            "`keras_transformer.layers.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
+            f"Received the shape {tuple(shape)}"
+        )
 
 
 class SelfAttention(Layer):
@@ -92,6 +127,58 @@ def seen_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
 def _softmax(logits: Tensor) -> Tensor:
     # Keras warns of a softmax over one element. Here that is a single key, such as the start token, and the score is 1.
     return 0.0 * logits + 1.0 if logits.shape[-1] == 1 else ops.softmax(logits)
+
+
+class Projection(NamedTuple):
+    """A projection of states to heads."""
+
+    kernel: Tensor  # (D, N·H)
+    bias: Tensor | None  # (N·H,)
+    num_heads: int  # N
+
+
+@ops.overridable
+def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
+    """Projects states (..., T, D) to heads (..., N, T, H) of each projection. An export may join the products."""
+    sizes = ops.shape(x)[:-1]
+    return [split_heads(ops.product(x, kernel, bias), num_heads, sizes) for kernel, bias, num_heads in projections]
+
+
+def split_heads(x: Tensor, num_heads: int, sizes: Sequence[Size] | None = None) -> Tensor:
+    """Splits heads: (..., T, N·H) → (..., N, T, H).
+
+    tf2onnx, by which Keras exports to ONNX, loses a reshape to its input's own sizes, and one that moves an axis of
+    size 1. So `sizes`, (..., T), come from another tensor where the input is a product, and one head moves no axis.
+    """
+    if num_heads == 1:
+        return ops.expand_dims(x, -3)
+    x = ops.reshape(x, (*(sizes or ops.shape(x)[:-1]), num_heads, x.shape[-1] // num_heads))  # (..., T, N, H)
+    return ops.swapaxes(x, -2, -3)
+
+
+def joined_heads(x: Tensor) -> Tensor:
+    """Joins heads: (..., N, T, H) → (..., T, N·H)."""
+    if x.shape[-3] == 1:
+        return ops.squeeze(x, -3)
+    x = ops.swapaxes(x, -2, -3)  # (..., T, N, H)
+    return ops.reshape(x, (*ops.shape(x)[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def grouped(x: Tensor, num_groups: int) -> Tensor:
+    """Makes the query heads of a group more queries of its one key head: (..., N, T, H) → (..., G, N/G·T, H).
+
+    So a product with keys (..., G, S, H) needs no copies of them.
+    """
+    *batch, num_heads, length, size = ops.shape(x)
+    if num_heads == num_groups:
+        return x
+    return ops.reshape(x, (*batch, num_groups, num_heads // num_groups * length, size))
+
+
+def ungrouped(x: Tensor, num_heads: int, length: Size) -> Tensor:
+    """Inverts `grouped`: (..., G, N/G·T, S) → (..., N, T, S); `length` is T."""
+    *batch, num_groups, _, size = ops.shape(x)
+    return x if num_heads == num_groups else ops.reshape(x, (*batch, num_heads, length, size))
 
 
 class AttentionInputs(NamedTuple):

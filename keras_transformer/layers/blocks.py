@@ -9,16 +9,10 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_rates
-from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import (
-    Cache,
-    KeysValues,
-    PositionTerms,
-    causal_mask,
-    combined_masks,
-    keys_mask,
-)
+from keras_transformer.layers.attention import MultiHeadAttention, causal_mask, combined_masks, keys_mask
+from keras_transformer.layers.cache import Cache, KeysValues
 from keras_transformer.layers.layer import Layer, LayerArguments, make_part
+from keras_transformer.layers.positions import PositionTerms
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import PartConfig

@@ -8,17 +8,15 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
-from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention, masked_softmax
-from keras_transformer.layers.attention_ops import (
-    Cache,
-    KeysValues,
-    PositionTerms,
-    Size,
-    empty_cache,
+from keras_transformer.layers.attention import (
+    AttentionInputs,
+    MultiHeadAttention,
     joint_mask,
+    masked_softmax,
     split_heads,
-    write_at,
 )
+from keras_transformer.layers.cache import Cache, KeysValues, Size, empty_cache, write_at
+from keras_transformer.layers.positions import PositionTerms
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
 

@@ -36,9 +36,9 @@ def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
 
 
 class Recordable(keras.layers.Layer):
-    """A layer that the ONNX recorder can run in place of Keras.
+    """A layer that the ONNX tracer can run in place of Keras.
 
-    The recorder runs the layer's `call` on values that are no tensors of Keras. It has its own form of Keras's layers.
+    The tracer runs the layer's `call` on values that are no tensors of Keras. It has its own form of Keras's layers.
     """
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor:
@@ -100,17 +100,17 @@ class Layer(Recordable):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dropout(Recordable, keras.layers.Dropout):
-    """`keras.layers.Dropout`, which the recorder can replace."""
+    """`keras.layers.Dropout`, which the tracer can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dense(Recordable, keras.layers.Dense):
-    """`keras.layers.Dense`, which the recorder can replace."""
+    """`keras.layers.Dense`, which the tracer can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Conv2D(Recordable, keras.layers.Conv2D):
-    """`keras.layers.Conv2D`, which the recorder can replace."""
+    """`keras.layers.Conv2D`, which the tracer can replace."""
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Unpack
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple, Unpack
 
 import keras
+import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_at_least, require_positive
-from keras_transformer.layers.attention_ops import Rotation, angles_of, in_both_halves
 from keras_transformer.layers.layer import Layer, LayerArguments
 from keras_transformer.ops import Tensor
 
+FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
 GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
 
 
@@ -88,6 +90,100 @@ def positions_of(x: Tensor) -> Tensor:
     """
     x = x[(slice(None), slice(None), *[0] * (len(x.shape) - 2))]  # (B, T)
     return ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1
+
+
+class Rotation(NamedTuple):
+    """Rotates queries and keys: cosines and sines of angles, (T, H) or, for one position, (H,); float32."""
+
+    query_cosines: Tensor
+    query_sines: Tensor
+    key_cosines: Tensor
+    key_sines: Tensor
+
+
+@dataclass(frozen=True)
+class PositionTerms:
+    """The bias and the rotation of positions in self-attention.
+
+    It is a dataclass, because Keras would cast bare tensors to a layer's compute type.
+
+    Args:
+        bias: (N, T, S) float32, added to the logits; None for no bias. Some attentions take it in another form, see
+            `SelfAttention.bias_of`.
+        rotation: rotates queries and keys by their positions; None for no rotation.
+        is_masked: whether the attention mask beside it hides later positions already, where a decoder must. A stack
+            makes the mask once for all its blocks.
+    """
+
+    bias: Tensor | None = None
+    rotation: Rotation | None = None
+    is_masked: bool = False
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates each pair (i, i + H/2) of a head's numbers by an angle (Su et al. 2021, arXiv 2104.09864, equation 34).
+
+    Args:
+        x: (..., T, H).
+        cosines, sines: (T, H) of the angles. Each angle stands twice: at i and at i + H/2.
+
+    Returns:
+        (..., T, H), of the type of `x`.
+    """
+    numbers = ops.cast(x, "float32")
+    first, second = ops.split(numbers, 2, axis=-1)
+    orthogonal = ops.concatenate([-second, first], axis=-1)
+    return ops.cast(ops.multiply(numbers, cosines) + ops.multiply(orthogonal, sines), x.dtype)
+
+
+def angles_of(
+    positions: Tensor,
+    size: int,
+    base: float = 10_000.0,
+    interpolation: float = 1.0,
+    stretched: tuple[float, float] | None = None,
+) -> Tensor:
+    """Computes position / base^(2i/size) of each pair i, without whole turns: (...) → (..., size/2), float32.
+
+    A product of position and frequency in float32 is wrong by 3e-4 at position 5,000. So a frequency is a sum of three
+    numbers here. The first two have so few bits that their products with whole positions below 131,072 are exact, and
+    so are these products without whole turns. Sines and cosines are then right to about 1e-6.
+
+    Args:
+        positions: (...), from 0.
+        size: the number of sines and cosines.
+        base: the longest wavelength is nearly 2π times this number.
+        interpolation: what positions are divided by.
+        stretched: two wavelengths, if not all waves are stretched alike: to the first no wave is, from the second on
+            every wave whole, and between them the frequencies of both are mixed.
+    """
+    positions = ops.expand_dims(ops.expand_dims(ops.cast(positions, "float32"), -1), -1)
+    turns = ops.multiply(positions, _turns_of_a_position(size, base, interpolation, stretched))  # (..., 3, size/2)
+    return ops.sum(turns - ops.round(turns), axis=-2) * (2.0 * math.pi)
+
+
+@lru_cache(maxsize=16)
+def _turns_of_a_position(
+    size: int, base: float, interpolation: float, stretched: tuple[float, float] | None
+) -> np.ndarray:
+    """Returns the turns of each pair in a position: (3, size/2) float32, to be added up."""
+    turns = base ** (-2.0 * np.arange(size // 2) / size) / (2.0 * math.pi)  # float64
+    kept = np.zeros(())  # the share of each wave that is not stretched
+    if stretched is not None:
+        most, least = (1.0 / wavelength for wavelength in stretched)
+        kept = np.clip((turns - least) / (most - least), 0.0, 1.0)
+    rest = turns * (kept + (1.0 - kept) / interpolation)
+    summands = []
+    for _ in range(2):
+        mantissa, exponent = np.frexp(rest)
+        summands.append(np.ldexp(np.round(np.ldexp(mantissa, FEW_BITS)), exponent - FEW_BITS))
+        rest = rest - summands[-1]
+    return np.array([*summands, rest], "float32")
+
+
+def in_both_halves(of_pairs: Tensor) -> Tensor:
+    """Repeats numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
+    return ops.concatenate([of_pairs, of_pairs], axis=-1)
 
 
 def sinusoidal_positions(positions: Tensor, hidden_dim: int, interpolation: float = 1.0) -> Tensor:

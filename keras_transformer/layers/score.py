@@ -10,11 +10,12 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
-from keras_transformer.layers.attention_ops import HIDDEN, cached_positions
+from keras_transformer.layers.cache import cached_positions
 from keras_transformer.layers.layer import Layer, LayerArguments, glorot
 from keras_transformer.layers.positions import Positions
 from keras_transformer.ops import Tensor
 
+HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
 # Q is divided by it before Q Kᵀ, and the product multiplied in float32: float16 ends at 65,504, and the softmax of an
 # infinite logit is NaN. A power of two rounds nothing.
 DOT_SCALE = 16.0

@@ -12,18 +12,11 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.attention_ops import (
-    Cache,
-    KeysValues,
-    PositionTerms,
-    Size,
-    causal_mask,
-    combined_masks,
-    joint_mask,
-)
+from keras_transformer.layers.attention import causal_mask, combined_masks, joint_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
+from keras_transformer.layers.cache import Cache, KeysValues, Size
 from keras_transformer.layers.layer import Layer, LayerArguments, Shape, make_part
-from keras_transformer.layers.positions import Positions, sinusoidal_positions
+from keras_transformer.layers.positions import Positions, PositionTerms, sinusoidal_positions
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec
 

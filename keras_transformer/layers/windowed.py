@@ -9,10 +9,9 @@ import keras
 from keras_transformer import ops
 from keras_transformer.core.errors import require_positive
 from keras_transformer.layers.attention import AttentionInputs, MultiHeadAttention
-from keras_transformer.layers.attention_ops import (
+from keras_transformer.layers.cache import (
     Cache,
     KeysValues,
-    PositionTerms,
     Size,
     cache_mask,
     empty_cache,
@@ -25,7 +24,7 @@ from keras_transformer.layers.attention_ops import (
     shorter,
 )
 from keras_transformer.layers.layer import LayerArguments, Shape
-from keras_transformer.layers.positions import Positions
+from keras_transformer.layers.positions import Positions, PositionTerms
 from keras_transformer.ops import Tensor
 
 

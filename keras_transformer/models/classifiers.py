@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import padding_mask
+from keras_transformer.layers.attention import padding_mask
 from keras_transformer.layers.layer import Dense, DType, Layer, LayerArguments, glorot, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.models.base import Layers, as_layer, make_layers_of_images

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import PositionTerms, keys_mask, padding_mask
+from keras_transformer.layers.attention import keys_mask, padding_mask
 from keras_transformer.layers.layer import DType
-from keras_transformer.layers.positions import Positions, TokenEmbedding
+from keras_transformer.layers.positions import Positions, PositionTerms, TokenEmbedding
 from keras_transformer.layers.stack import Stack, StackCache
 from keras_transformer.models.base import FamilyModel, Layers, as_layer, make_layers_of_one_stack
 from keras_transformer.ops import Tensor

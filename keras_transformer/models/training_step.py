@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_transformer.core.lazy import fused, tf
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.layers.attention import real_labels
 from keras_transformer.losses import WEIGHTED_MEAN, SmoothedCrossEntropy
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config

@@ -8,9 +8,10 @@ from typing import TypeAlias, Unpack
 import keras
 
 from keras_transformer import ops
-from keras_transformer.layers.attention_ops import Cache, PositionTerms, Size, keys_mask, padding_mask
+from keras_transformer.layers.attention import keys_mask, padding_mask
+from keras_transformer.layers.cache import Cache, Size
 from keras_transformer.layers.layer import LayerArguments
-from keras_transformer.layers.positions import Positions, TokenEmbedding
+from keras_transformer.layers.positions import Positions, PositionTerms, TokenEmbedding
 from keras_transformer.layers.stack import Stack, StackCache
 from keras_transformer.models.base import FamilyModel, as_layer, make_layers
 from keras_transformer.ops import Tensor

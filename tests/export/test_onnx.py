@@ -249,6 +249,13 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     assert not paths[1].exists(), "no model reads it any more"
 
 
+def test_constants_stand_in_the_order_of_their_use():
+    """So that the same model gives the same bytes in every process."""
+    g = Graph()
+    g.finish([g("Concat", *(np.full(300, place, "float32") for place in range(20)), axis=0)])
+    assert [array[0] for array in g.all_constants().values()] == [*range(20)]
+
+
 def test_a_refused_export_writes_nothing(tmp_path, run):
     with pytest.raises(RequestError, match="expected a precision among float32, float16, int8; received: int4"):
         export_onnx(run, tmp_path / "new", precision="int4")

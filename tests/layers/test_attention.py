@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, attention_scores, masked_softmax
-from keras_transformer.layers.attention_ops import (
-    HIDDEN,
-    PositionTerms,
-    Rotation,
+from keras_transformer.layers.attention import (
+    MultiHeadAttention,
+    attention_scores,
     causal_mask,
     joint_mask,
     keys_mask,
+    masked_softmax,
     padding_mask,
     real_labels,
 )
+from keras_transformer.layers.positions import PositionTerms, Rotation
+from keras_transformer.layers.score import HIDDEN
 from tests.layer_check import array, assert_close, built, gradient, random, weights_of
 
 BATCH, QUERIES, KEYS, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers.attention_ops import PositionTerms
 from keras_transformer.layers.compressed import CompressedAttention
+from keras_transformer.layers.positions import PositionTerms
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 LENGTH, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 11, 5, 2, 4

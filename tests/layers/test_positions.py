@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.attention_ops import rotate
 from keras_transformer.layers.positions import (
     LearnedPositions,
     RotaryPositions,
@@ -15,6 +14,7 @@ from keras_transformer.layers.positions import (
     TokenEmbedding,
     XposPositions,
     positions_of,
+    rotate,
 )
 from keras_transformer.layers.score import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of

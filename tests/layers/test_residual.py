@@ -1,15 +1,13 @@
-"""Residual connections by hand in NumPy: formulas, dropout, norms inside, gains, and what they do in deep stacks."""
+"""Residual connections by hand in NumPy: formulas, dropout, norms inside, and gains."""
 
 import math
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from keras_transformer.layers.blocks import DecoderBlock
 from keras_transformer.layers.layer import NoResidual, PostNorm, PreNorm, SubNorm
-from keras_transformer.layers.stack import Stack
 from tests.layer_check import array, assert_close, built, normalized, random
 
 # The variance of the rows is small, so that another ε gives different results.
@@ -65,29 +63,3 @@ def test_the_gain_of_sub_norm_depends_on_the_depth_of_both_sides():
     for layers_and_side, squared in squares.items():
         assert SubNorm.gain(*layers_and_side) == pytest.approx(math.sqrt(squared))
         assert PreNorm.gain(*layers_and_side) == 1
-
-
-def in_depth(residual, depth):
-    """The mean cosine of the outputs of two positions of a stack, whose inputs are independent; and how much the first
-    update of Adam changes the outputs: it moves every weight by the learning rate, against the sign of its gradient.
-    """
-    tf = pytest.importorskip("tensorflow")
-    keras.utils.set_random_seed(1)
-    x, direction = random(4, 8, 32), random(4, 8, 32, seed=1)
-    stack = Stack(depth, {"num_heads": 2, "key_dim": 16, "intermediate_dim": 64, "residual": residual})
-    with tf.GradientTape() as tape:
-        outputs = stack(x)
-        loss = tf.reduce_mean(outputs * direction)
-    states = array(outputs) / np.linalg.norm(array(outputs), axis=-1, keepdims=True)
-    cosine = (states @ states.swapaxes(-1, -2))[:, ~np.eye(8, dtype=bool)].mean()
-    weights = [weight.value for weight in stack.trainable_variables]
-    for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
-        weight.assign_sub(1e-3 * tf.sign(slope))
-    return cosine, np.sqrt(np.mean((array(stack(x)) - array(outputs)) ** 2))
-
-
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
-def test_what_becomes_of_states_and_of_the_first_update_in_deep_stacks():
-    """Without a residual sum positions become alike; sub-norm keeps the first update of a deep stack small."""
-    alike, kept, post = (in_depth(residual, 16) for residual in ("none", "sub_norm", "post_norm"))
-    assert kept[0] < 0.9 < 0.99 < alike[0] and kept[1] < post[1] / 2

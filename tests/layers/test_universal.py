@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers import auxiliary_losses
-from keras_transformer.layers.attention_ops import causal_mask
+from keras_transformer.layers.attention import causal_mask
 from keras_transformer.layers.stack import UniversalStack, coordinates
 from tests.layer_check import array, assert_close, assert_equal, built, gradient, random
 

@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attention_ops import PositionTerms, Rotation
-from keras_transformer.layers.positions import NoPositions, Positions
+from keras_transformer.layers.positions import NoPositions, Positions, PositionTerms, Rotation
 from keras_transformer.layers.score import AlibiPositions, BucketPositions
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
 from tests.layer_check import array, assert_close, assert_equal, built, random

@@ -22,7 +22,7 @@ from keras_transformer.checking.signatures import (
     rows_from,
 )
 from keras_transformer.core.lazy import tf
-from keras_transformer.layers.attention_ops import HIDDEN
+from keras_transformer.layers.score import HIDDEN
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.tasks.next_item.corpus import Items
