@@ -13,7 +13,6 @@ deviations of pixels.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -346,15 +345,11 @@ def layout(
         f"{prefix}embeddings.{each}_embeddings.weight" for each in ("word", "position", "token_type")
     )
     decoder = f"{architecture.tokens}.weight"
-    blocks = (
-        block_weights(f"stack.blocks.{n}", f"{prefix}{architecture.layers}.{n}", architecture.block, file=file)
-        for n in range(config["num_layers"])
-    )
     table = [
         Weight("embedding.embeddings", first_of(file, [words, decoder]), "VD"),
         Weight("positions.embeddings", places, "PD", added=segments if num_segments else ""),
         *norm_weights("norm", f"{prefix}embeddings.LayerNorm", file),
-        *itertools.chain(*blocks),
+        *_blocks(architecture, file, f"{prefix}{architecture.layers}", config["num_layers"]),
         *_head(architecture, file, config),
     ]
     (first, num_rows), width = positions, config["hidden_dim"]
@@ -366,6 +361,11 @@ def layout(
     pooler = {f"{prefix}pooler.dense.{each}" for each in ("weight", "bias")}
     unread = {words, decoder, *architecture.biases, *OTHER_HEADS, *pooler, f"{prefix}embeddings.position_ids"}
     return Layout(table, sizes, orders, unread)
+
+
+def _blocks(architecture: Architecture, file: TensorFile, layers: str, num_layers: int) -> Iterator[Weight]:
+    for number in range(num_layers):
+        yield from block_weights(f"stack.blocks.{number}", f"{layers}.{number}", architecture.block, file=file)
 
 
 def _head(architecture: Architecture, file: TensorFile, config: Config) -> Iterator[Weight]:

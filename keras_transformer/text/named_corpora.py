@@ -179,20 +179,6 @@ def wmt14(source: str, target: str, data_dir: Path | None) -> tuple[PairSource, 
     other = target if source == "en" else source
     if other not in WMT14_LANGUAGES or "en" not in (source, target):
         raise RequestError(f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}")
-    # One configuration serves both directions: its examples name their languages.
-    (train, valid), full_name = _prepared(f"wmt14_translate/{other}-en", data_dir)
-
-    def pairs(split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
-        import tensorflow_datasets as tfds
-
-        return ((_one_line(one[source]), _one_line(one[target])) for one in tfds.as_numpy(split))
-
-    return lambda: pairs(train), lambda: pairs(valid), int(train.cardinality()), full_name
-
-
-def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], str]:
-    """Prepares the training and validation split; returns them, and the full name of what was prepared, its version
-    included."""
     try:
         import tensorflow_datasets as tfds
     except ImportError:
@@ -200,14 +186,18 @@ def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], 
             "wmt14 takes tensorflow-datasets: pip install 'keras-transformer[wmt]', or in a checkout "
             "pip install -e '.[wmt]'"
         ) from None
+    # One configuration serves both directions: its examples name their languages.
+    name, splits = f"wmt14_translate/{other}-en", ["train", "validation"]
     try:
-        splits, info = tfds.load(
-            name, split=["train", "validation"], data_dir=data_dir, shuffle_files=False, with_info=True
-        )
+        (train, valid), info = tfds.load(name, split=splits, data_dir=data_dir, shuffle_files=False, with_info=True)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise JobError(f"tensorflow-datasets could not prepare {name} ({reason}); see --data-dir") from error
-    return splits, str(info.full_name)
+
+    def pairs(split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
+        return ((_one_line(one[source]), _one_line(one[target])) for one in tfds.as_numpy(split))
+
+    return lambda: pairs(train), lambda: pairs(valid), int(train.cardinality()), str(info.full_name)
 
 
 def _one_line(text: bytes) -> str:
