@@ -30,7 +30,7 @@ from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples, words
+from keras_transformer.text.named_corpora import Example, known_examples, pronoun_examples, pronoun_words
 from train import main as train
 
 ASKED = 200  # sentences whose attention is looked at, of each part
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence[Example]) -> dict[Look, tuple]:
     """Prints a row for each of `LOOKS`; returns the head (layer, head) that looks so most often on the validation."""
-    is_subject = np.isin([one.refers_to for one in test], [animal["en"] for animal in words()["animal"]])
+    is_subject = np.isin([one.refers_to for one in test], [animal["en"] for animal in pronoun_words()["animal"]])
     heads: dict[Look, tuple] = {}
     for look, on_valid, on_test in zip(LOOKS, look_hits(translator, valid), look_hits(translator, test), strict=True):
         share = on_valid.mean(0)

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing import bart_models, bert_models, causal_models, t5, vit
+from keras_transformer.importing import bart_models, causal_models, encoders, t5
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Layout
@@ -164,11 +164,11 @@ LLAMA = replace(
 )  # fmt: skip
 # A Vision Transformer with labels.
 VIT = Form(
-    "vit", lambda config: "ViTForImageClassification", "image_size", lambda config, ids: vit.vit_options(config),
-    lambda options, config: vit.complete(
-        {**vit.arguments(options, config.get("num_labels") or 0), **_taken_over(config)}
+    "vit", lambda config: "ViTForImageClassification", "image_size", lambda config, ids: encoders.vit_options(config),
+    lambda options, config: encoders.complete_vit(
+        {**encoders.vit_arguments(options, config.get("num_labels") or 0), **_taken_over(config)}
     ),
-    lambda file, config, ids: vit.layout(config, has_biases=True), first_position=0,
+    lambda file, config, ids: encoders.vit_layout(config, has_biases=True), first_position=0,
 )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ class _Bert(NamedTuple):
         is_roberta: whether it has RoBERTa's special tokens.
     """
 
-    architecture: bert_models.Architecture
+    architecture: encoders.Architecture
     name: str
     class_name: str
     has_head: bool = True
@@ -199,18 +199,18 @@ class _Bert(NamedTuple):
 
     def options(self, config: Config, ids: Sequence[int]) -> Config:
         segments = {"type_vocab_size": self.architecture.num_segments} if self.architecture.num_segments else {}
-        found = bert_models.bert_options(self.architecture, config, self._first(ids[PAD]))
+        found = encoders.bert_options(self.architecture, config, self._first(ids[PAD]))
         return {**found, **segments, "pad_token_id": ids[PAD]}
 
     def arguments(self, options: Options, config: Config) -> Config:
         num_labels = config.get("num_labels") or 0
         own = num_labels, self.has_head and not num_labels, self._first(options.size("pad_token_id"))
-        return bert_models.complete({**bert_models.arguments(self.architecture, options, *own), **_taken_over(config)})
+        return encoders.complete({**encoders.arguments(self.architecture, options, *own), **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config, ids: Sequence[int]) -> Layout:
         start, prefix = self._first(ids[PAD]), self.architecture.prefix
         sizes = 1 + max(ids), (start, start + config["context_length"]), self.architecture.num_segments
-        found = bert_models.layout(self.architecture, file, config, [*ids], *sizes)
+        found = encoders.layout(self.architecture, file, config, [*ids], *sizes)
         if self.has_head:
             return found
         names = [(one.theirs.removeprefix(prefix), one.added.removeprefix(prefix)) for one in found.table]
@@ -225,8 +225,8 @@ class _Bert(NamedTuple):
             first_position=0,
             last_norm="head_layer.norm" if self.has_head else "",
             ids=OF_TEXT if self.is_roberta else {"pad_token_id": PAD},
-            control=dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), bert_models.SPECIAL, strict=False)),
-            mask=bert_models.SPECIAL[-1],
+            control=dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), encoders.SPECIAL, strict=False)),
+            mask=encoders.SPECIAL[-1],
             around=(["[CLS]"], ["[SEP]"]),
         )  # fmt: skip
 
@@ -236,16 +236,16 @@ def _is_of_roberta(tokenizer: Tokenizer | None) -> bool:
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return False
     first = [tokenizer.library.id_to_token(id) for id in tokenizer.ids[: END + 1]]
-    return first == [*bert_models.ROBERTA_SPECIAL[: END + 1]]
+    return first == [*encoders.ROBERTA_SPECIAL[: END + 1]]
 
 
 # The first that holds a model is written. RoBERTa's rows of positions begin behind the id of pad; DistilBERT has no
 # segments, and a ReLU in the layer before labels: without labels BERT holds it too.
 FORMS: tuple[Form, ...] = (
     MARIAN, BART, T5, GPT2, LLAMA,
-    *(_Bert(bert_models.BERT, "bert", "Bert", has_head).form() for has_head in (True, False)),
-    *(_Bert(bert_models.ROBERTA, "roberta", "Roberta", has_head, is_roberta=True).form() for has_head in (True, False)),
-    _Bert(bert_models.DISTILBERT, "distilbert", "DistilBert").form(), VIT,
+    *(_Bert(encoders.BERT, "bert", "Bert", has_head).form() for has_head in (True, False)),
+    *(_Bert(encoders.ROBERTA, "roberta", "Roberta", has_head, is_roberta=True).form() for has_head in (True, False)),
+    _Bert(encoders.DISTILBERT, "distilbert", "DistilBert").form(), VIT,
 )  # fmt: skip
 
 

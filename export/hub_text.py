@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.importing.bert_models import LONGEST, MODULES
+from keras_transformer.importing.encoders import LONGEST, MODULES
 from keras_transformer.importing.sentencepiece_rewrite import is_tag
 from keras_transformer.models.model_factory import model_config
 from keras_transformer.spec.options import Config

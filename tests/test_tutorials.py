@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.importing.marian_folder import write_marian
+from tests.importing.theirs import write_marian
 from tests.tiny_text import lines
 
 ROOT = Path(__file__).resolve().parent.parent

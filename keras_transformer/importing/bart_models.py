@@ -46,12 +46,11 @@ from keras_transformer.importing.sentencepiece_rewrite import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, count_ids, text_vocabulary, tokenizer_options
 from keras_transformer.importing.weights import (
-    PROJECTIONS,
     Imported,
     Layout,
     Weight,
     Weights,
-    dense_weights,
+    block_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -79,7 +78,18 @@ BART_NAMES = {
     "attention_dropout": "attention_dropout", "activation": "activation_function",
 }  # fmt: skip
 DECODER_NAMES = {"num_heads": "decoder_attention_heads", "intermediate_dim": "decoder_ffn_dim"}
-ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
+# What they call the parts of a block of the encoder, by our paths; then those of the decoder.
+ENCODER_BLOCK = {
+    **{f"self_attention.{ours}": f"self_attn.{theirs}_proj" for ours, theirs in (
+        ("query", "q"), ("key", "k"), ("value", "v"), ("output", "out"),
+    )},
+    "self_attention_residual.norm": "self_attn_layer_norm", "feed_forward.in": "fc1", "feed_forward.out": "fc2",
+    "feed_forward_residual.norm": "final_layer_norm",
+}  # fmt: skip
+DECODER_BLOCK = ENCODER_BLOCK | {
+    ours.replace("self", "cross"): theirs.replace("self", "encoder") for ours, theirs in ENCODER_BLOCK.items()
+    if ours.startswith("self")
+}  # fmt: skip
 SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
@@ -163,7 +173,7 @@ def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
     ]
     width = config["hidden_dim"]
     sizes = {
-        "V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
+        "V": size, "D": width, "H": width, "G": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": np.minimum(np.arange(rows), positions - 1)}
     return Layout(table, sizes, orders, {*copies, *VERSIONS})
@@ -196,25 +206,11 @@ def bart_options(config: Config) -> Config:
 
 
 def bart_blocks(config: Config) -> Iterator[Weight]:
-    """Yields the weights of the blocks. H is the width of all heads, of which no order changes."""
-    for stack, names, depth in zip(
-        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), model_spec.depths(config), strict=True
-    ):
+    """Yields the weights of the blocks."""
+    stacks = ("encoder", "decoder"), (ENCODER_BLOCK, DECODER_BLOCK), model_spec.depths(config)
+    for stack, names, depth in zip(*stacks, strict=True):
         for number in range(depth):
-            block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
-            for name in names:
-                yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
-            feed_forward = f"{block}.feed_forward"
-            yield from dense_weights(f"{feed_forward}.kernel_in", f"{feed_forward}.bias_in", f"{layer}.fc1", "FD")
-            yield from dense_weights(f"{feed_forward}.kernel_out", f"{feed_forward}.bias_out", f"{layer}.fc2", "DF")
-            yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
-
-
-def _attention(ours: str, theirs: str) -> Iterator[Weight]:
-    for name, projection in PROJECTIONS.items():
-        yield from dense_weights(f"{ours}.{name}_kernel", f"{ours}.{name}_bias", f"{theirs}.{projection}", "HD")
-    yield from dense_weights(f"{ours}.output_kernel", f"{ours}.output_bias", f"{theirs}.out_proj", "DH")
-    yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
+            yield from block_weights(f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}", names)
 
 
 class _Ids(NamedTuple):
@@ -350,7 +346,7 @@ def marian_layout(
         *bart_blocks(config),
     ]
     sizes = {
-        "S": rows[0], "T": rows[1], "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
+        "S": rows[0], "T": rows[1], "D": width, "H": width, "G": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
     orders = {"S": np.array(ids[0]), "T": np.array(ids[1]), "D": order_of_width(width)}
     return Layout(table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})

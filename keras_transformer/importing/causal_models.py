@@ -10,6 +10,7 @@ waves of its rotation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -34,13 +35,11 @@ from keras_transformer.importing.sentencepiece_rewrite import NEVER
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import count_ids, end_of, text_vocabulary
 from keras_transformer.importing.weights import (
-    PROJECTIONS,
-    TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
-    dense_weights,
+    block_weights,
     first_of,
     norm_weights,
     open_weights,
@@ -68,12 +67,10 @@ GPT2_NAMES = {
     "norm": "layer_norm_epsilon",
 }  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
-# Our kernel and bias, their module, and the kernel's axes.
-GPT2_PRODUCTS = [
-    ("self_attention.output_kernel", "self_attention.output_bias", "attn.c_proj", "DD"),
-    ("feed_forward.kernel_in", "feed_forward.bias_in", "mlp.c_fc", "DF"),
-    ("feed_forward.kernel_out", "feed_forward.bias_out", "mlp.c_proj", "FD"),
-]
+GPT2_BLOCK = {  # by our paths, what it calls the parts of a block but queries, keys and values
+    "self_attention.output": "attn.c_proj", "feed_forward.in": "mlp.c_fc", "feed_forward.out": "mlp.c_proj",
+    "self_attention_residual.norm": "ln_1", "feed_forward_residual.norm": "ln_2",
+}  # fmt: skip
 LLAMA_REQUIRED: RequiredValues = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "add_cross_attention": False, "is_decoder": False,
     "pruned_heads": {},
@@ -88,7 +85,12 @@ LLAMA_NAMES = {
 BASE = 10_000.0  # the rotation's
 ROTATIONS = ("default", "linear", "llama3")  # how its waves are stretched, see `RotaryPositions`
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
+LLAMA_BLOCK = {
+    "self_attention.query": "self_attn.q_proj", "self_attention.key": "self_attn.k_proj",
+    "self_attention.value": "self_attn.v_proj", "self_attention.output": "self_attn.o_proj",
+    "feed_forward.gate": "mlp.gate_proj", "feed_forward.in": "mlp.up_proj", "feed_forward.out": "mlp.down_proj",
+    "self_attention_residual.norm": "input_layernorm", "feed_forward_residual.norm": "post_attention_layernorm",
+}  # fmt: skip
 
 
 def read_gpt2(folder: ModelFolder) -> Imported:
@@ -129,7 +131,8 @@ def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
     ]
     width = config["hidden_dim"]
     sizes = {
-        "V": size, "D": width, "T": 3 * width, "F": config["intermediate_dim"], "P": config["context_length"],
+        "V": size, "D": width, "H": width, "T": 3 * width, "F": config["intermediate_dim"],
+        "P": config["context_length"],
     }  # fmt: skip
     masks = {f"{layer}.attn.{name}" for layer in layers for name in ("bias", "masked_bias")}  # the masks of old files
     return Layout(table, sizes, {"V": np.array(ids)}, {*embeddings, *masks})
@@ -138,14 +141,11 @@ def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> 
 def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
     """Yields the weights of a block. T is the width of queries, keys and values side by side; kernels have inputs
     first."""
-    for place, name in enumerate(PROJECTIONS):
-        part = (place, len(PROJECTIONS))
+    for place, name in enumerate(("query", "key", "value")):
+        part = (place, 3)
         yield Weight(f"{ours}.self_attention.{name}_kernel", f"{theirs}.attn.c_attn.weight", "DT", part=part)
         yield Weight(f"{ours}.self_attention.{name}_bias", f"{theirs}.attn.c_attn.bias", "T", part=part)
-    for kernel, bias, name, axes in GPT2_PRODUCTS:
-        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{name}", axes, order=())
-    yield from norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
-    yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
+    yield from block_weights(ours, theirs, GPT2_BLOCK, order=())
 
 
 def read_llama(folder: ModelFolder) -> Imported:
@@ -226,34 +226,23 @@ def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) ->
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
     layers = [f"model.layers.{number}" for number in range(config["num_layers"])]
+    blocks = [
+        block_weights(f"stack.blocks.{n}", layer, LLAMA_BLOCK, has_biases=False) for n, layer in enumerate(layers)
+    ]
     table = [
         Weight("embedding.embeddings", embedding, "VD"),
         *([] if is_tied else [Weight("output_embedding.embeddings", OUTPUT, "VD")]),
         Weight("output_embedding.bias", "", "V", default=0.0, fixed=copies(ids)),
         Weight("stack.norm.scale", "model.norm.weight", "D"),
-        *(weight for number, layer in enumerate(layers) for weight in _llama_block(f"stack.blocks.{number}", layer)),
+        *itertools.chain(*blocks),
     ]
     key_dim, groups = config["key_dim"], config["attention"]["num_key_value_heads"] or config["num_heads"]
     sizes = {
-        "V": size, "D": config["hidden_dim"], "H": config["num_heads"] * key_dim,
-        "G": groups * key_dim,
+        "V": size, "D": config["hidden_dim"], "H": config["num_heads"] * key_dim, "G": groups * key_dim,
         "F": config["intermediate_dim"],
     }  # fmt: skip
     frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # the frequencies of old files
     return Layout(table, sizes, {"V": np.array(ids)}, {EMBEDDING, OUTPUT, *frequencies})
-
-
-def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:
-    """Yields the weights of a block. H is the width of all heads, G of those of keys and values."""
-    for name, projection in PROJECTIONS.items():
-        axes = "HD" if name == "query" else "GD"
-        kernel = f"{theirs}.self_attn.{projection}.weight"
-        yield Weight(f"{ours}.self_attention.{name}_kernel", kernel, axes, order=TRANSPOSED)
-    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.self_attn.o_proj.weight", "DH", order=TRANSPOSED)
-    for name, (kernel, axes) in KERNELS.items():
-        yield Weight(f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{kernel}.weight", axes, order=TRANSPOSED)
-    yield Weight(f"{ours}.self_attention_residual.norm.scale", f"{theirs}.input_layernorm.weight", "D")
-    yield Weight(f"{ours}.feed_forward_residual.norm.scale", f"{theirs}.post_attention_layernorm.weight", "D")
 
 
 def ids_of(folder: ModelFolder, options: Options, asked: Options, size: int) -> tuple[list[int], int | list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.importing import bart_models, bert_models, causal_models, many_languages, t5, vit
+from keras_transformer.importing import bart_models, causal_models, encoders, many_languages, t5
 from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of, tell_ignored
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
 
@@ -20,8 +20,8 @@ ADAPTER = "adapter_config.json"
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
-    "sentencepiece.bpe.model", "added_tokens.json", vit.PROCESSOR, vit.PROCESSORS, "chat_template.jinja",
-    "modules.json", "1_Pooling/config.json", bert_models.PROMPTS, *bert_models.LONGEST, "README.md", *LICENSES, ADAPTER,
+    "sentencepiece.bpe.model", "added_tokens.json", encoders.PROCESSOR, encoders.PROCESSORS, "chat_template.jinja",
+    "modules.json", "1_Pooling/config.json", encoders.PROMPTS, *encoders.LONGEST, "README.md", *LICENSES, ADAPTER,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # Other files and folders that change nothing, by their names.
@@ -43,18 +43,18 @@ OTHER_WEIGHTS = (".gguf", ".h5", ".msgpack", ".ot", ".onnx")
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart_models.read_bart,
-    "bert": partial(bert_models.read, bert_models.BERT),
-    "distilbert": partial(bert_models.read, bert_models.DISTILBERT),
+    "bert": partial(encoders.read, encoders.BERT),
+    "distilbert": partial(encoders.read, encoders.DISTILBERT),
     "gpt2": causal_models.read_gpt2,
     "llama": causal_models.read_llama,
     "m2m_100": many_languages.read,
     "marian": bart_models.read_marian,
-    "mbart": many_languages.read_mbart,
-    "mt5": t5.read_mt5,
-    "roberta": partial(bert_models.read, bert_models.ROBERTA),
+    "mbart": partial(many_languages.read, is_mbart=True),
+    "mt5": partial(t5.read, is_mt5=True),
+    "roberta": partial(encoders.read, encoders.ROBERTA),
     "t5": t5.read,
-    "vit": vit.read,
-    "xlm-roberta": partial(bert_models.read, bert_models.ROBERTA),
+    "vit": encoders.read_vit,
+    "xlm-roberta": partial(encoders.read, encoders.ROBERTA),
 }
 
 
@@ -175,7 +175,7 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
     files = ModelFolder(folder)
     check_files(files, [path.name for path in files.path.iterdir()])
     config = files.json("config.json")
-    for name in ("config.json", *filter(files.has, ("tokenizer_config.json", vit.PROCESSOR))):
+    for name in ("config.json", *filter(files.has, ("tokenizer_config.json", encoders.PROCESSOR))):
         if files.json(name).get("auto_map") is not None:
             raise RequestError(f"{files.path / name}: 'auto_map' asks for code of the folder, which is never run")
     architecture = config.get("model_type")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -98,28 +98,14 @@ class _Text(NamedTuple):
     model: bytes | None
 
 
-def read(folder: ModelFolder) -> Imported:
-    """Reads a model of M2M-100 or NLLB-200.
+def read(folder: ModelFolder, is_mbart: bool = False) -> Imported:
+    """Reads a model of M2M-100 or NLLB-200, or one of mBART-50.
 
     Raises:
         RequestError: a file is missing or damaged, the folder names no languages or has tags behind sources, or the
             model has an option or a tensor that is not known.
     """
-    return _read(folder, REQUIRED, arguments, layout)
-
-
-def read_mbart(folder: ModelFolder) -> Imported:
-    """Reads a model of mBART-50. Raises RequestError as `read`."""
-    return _read(folder, MBART_REQUIRED, mbart_arguments, mbart_layout)
-
-
-def _read(
-    folder: ModelFolder,
-    required: RequiredValues,
-    arguments: Callable[[Options], Config],
-    layout: Callable[[TensorFile, Config, list[int], int], Layout],
-) -> Imported:
-    options = options_of(folder, "config.json", required)
+    options = options_of(folder, "config.json", MBART_REQUIRED if is_mbart else REQUIRED)
     options.take_start(folder)
     size = options.size("vocab_size")
     text = _text(folder, size)
@@ -130,11 +116,11 @@ def _read(
     named = {"forced_bos_token_id": forced} if forced in text.tags.values() else {}
     search = search_of(folder, options, control.end, {*control} - {control.end}, named)
     ids = vocabularies[0].ids
-    config = arguments(options) | {"vocabulary_size": len(ids)}
+    config = (mbart_arguments if is_mbart else arguments)(options) | {"vocabulary_size": len(ids)}
     options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     config = completed(options, config)
     file = open_weights(folder)
-    weights = Weights(file, layout(file, config, ids, size))
+    weights = Weights(file, (mbart_layout if is_mbart else layout)(file, config, ids, size))
     target = next((_code(tag) for tag, id in text.tags.items() if id == forced), None)
     return Imported(config, weights, vocabularies, search, _languages(folder, codes, target), language_tags=codes)
 
@@ -159,7 +145,7 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layou
         *FINAL_NORMS,
         *bart_blocks(config),
     ]
-    sizes = {"V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": rows}
+    sizes = {"V": size, "D": width, "H": width, "G": width, "F": config["intermediate_dim"], "P": rows}
     return Layout(table, sizes, {"V": np.array(ids)}, {*COPIES, *SINUSOIDS})
 
 

@@ -41,12 +41,12 @@ from keras_transformer.importing.sentencepiece_rewrite import (
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import check_added, tokenizer_options
 from keras_transformer.importing.weights import (
-    TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
     are_same,
+    block_weights,
     first_of,
     open_weights,
 )
@@ -77,26 +77,18 @@ SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 COPIES = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
 # Old files have it. Their encoder-decoder attention never had such a bias.
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-PROJECTIONS = {"query": "q", "key": "k", "value": "v"}
-PLAIN, GATED = {"kernel_in": "wi"}, {"kernel_gate": "wi_0", "kernel_in": "wi_1"}
+# What it calls the parts of an attention and of a feed-forward network, by what they are here.
+ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
+PLAIN, GATED = {"in": "wi", "out": "wo"}, {"gate": "wi_0", "in": "wi_1", "out": "wo"}
 
 
-def read(folder: ModelFolder) -> Imported:
-    """Reads a T5 model, MADLAD-400's among them.
+def read(folder: ModelFolder, is_mt5: bool = False) -> Imported:
+    """Reads a T5 model, MADLAD-400's among them, or an mT5.
 
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    return _read(folder, options_of(folder, "config.json"), is_mt5=False)
-
-
-def read_mt5(folder: ModelFolder) -> Imported:
-    """Reads an mT5 model. Raises RequestError as `read`."""
-    return _read(folder, options_of(folder, "config.json"), is_mt5=True)
-
-
-def _read(folder: ModelFolder, options: Options, is_mt5: bool) -> Imported:
-    options.expect(REQUIRED)
+    options = options_of(folder, "config.json", REQUIRED)
     options.take_start(folder)
     size = options.size("vocab_size")
     vocabulary, control = _vocabulary(folder, options, size)
@@ -210,29 +202,25 @@ def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scale
         *_blocks(config),
     ]
     sizes = {
-        "V": size, "D": width, "H": config["num_heads"] * config["key_dim"], "N": config["num_heads"],
+        "V": size, "D": width, **dict.fromkeys("HG", config["num_heads"] * config["key_dim"]), "N": config["num_heads"],
         "F": config["intermediate_dim"], "B": config["positions"]["num_buckets"],
     }  # fmt: skip
     return Layout(table, sizes, {"V": np.array(ids)}, {SHARED, *COPIES, OUTPUT, UNUSED})
 
 
 def _blocks(config: Config) -> Iterator[Weight]:
-    """Yields the weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are
-    made."""
-    attentions = {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
+    """Yields the weights of the blocks. Our biases, which T5 lacks, stay 0 as they are made."""
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED
-    for stack, count, depth in zip(("encoder", "decoder"), (1, 2), model_spec.depths(config), strict=True):
+    parts = [
+        ("self_attention", "SelfAttention", ATTENTION),
+        ("cross_attention", "EncDecAttention", ATTENTION),
+        ("feed_forward", "DenseReluDense", kernels),
+    ]
+    for stack, own, depth in zip(("encoder", "decoder"), (parts[::2], parts), model_spec.depths(config), strict=True):
+        names = dict[str, str]()
+        for place, (ours, theirs, modules) in enumerate(own):
+            names |= {f"{ours}.{part}": f"{place}.{theirs}.{module}" for part, module in modules.items()}
+            names[f"{ours}_residual.norm"] = f"{place}.layer_norm"
         for number in range(depth):
             block, layers = f"{stack}_stack.blocks.{number}", f"{stack}.block.{number}.layer"
-            for place, (ours, theirs) in enumerate([*attentions.items()][:count]):
-                for name, projection in PROJECTIONS.items():
-                    kernel = f"{layers}.{place}.{theirs}.{projection}.weight"
-                    yield Weight(f"{block}.{ours}.{name}_kernel", kernel, "HD", order=TRANSPOSED)
-                kernel = f"{layers}.{place}.{theirs}.o.weight"
-                yield Weight(f"{block}.{ours}.output_kernel", kernel, "DH", order=TRANSPOSED)
-                yield Weight(f"{block}.{ours}_residual.norm.scale", f"{layers}.{place}.layer_norm.weight", "D")
-            feed_forward, theirs = f"{block}.feed_forward", f"{layers}.{count}.DenseReluDense"
-            for name, kernel in kernels.items():
-                yield Weight(f"{feed_forward}.{name}", f"{theirs}.{kernel}.weight", "FD", order=TRANSPOSED)
-            yield Weight(f"{feed_forward}.kernel_out", f"{theirs}.wo.weight", "DF", order=TRANSPOSED)
-            yield Weight(f"{feed_forward}_residual.norm.scale", f"{layers}.{count}.layer_norm.weight", "D")
+            yield from block_weights(block, layers, names, has_biases=False)

@@ -22,9 +22,10 @@ from keras_transformer.spec.options import Config
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-# What most architectures call the kernels of queries, keys and values.
-PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 TRANSPOSED = (1, 0)  # a kernel that has outputs before inputs
+# The axes of the kernels in a block, outputs first: H is the width of all heads, G of those of keys and values. Their
+# order never changes.
+BLOCK_AXES = {"query": "HD", "key": "GD", "value": "GD", "output": "DH", "gate": "FD", "in": "FD", "out": "DF"}
 Opener = Callable[[Path], TensorFile]
 FILES: dict[str, Opener] = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
 INDEX = ".index.json"  # behind the name of the whole file, for weights in several files
@@ -211,11 +212,43 @@ def dense_weights(
     yield Weight(bias, f"{theirs}.bias", axes[0] if order else axes[-1])
 
 
-def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
-    """Yields the weights of a layer normalization, whose names in the model from outside are `theirs` and one of
-    `names`."""
-    yield Weight(f"{ours}.gamma", f"{theirs}.{names[0]}", "D")
-    yield Weight(f"{ours}.beta", f"{theirs}.{names[1]}", "D")
+def norm_weights(ours: str, theirs: str, file: TensorFile | None = None) -> Iterator[Weight]:
+    """Yields the weights of a layer normalization, whose name in the model from outside is `theirs`. If a `file` is
+    given, it may be an old one, where they are called gamma and beta."""
+    is_old = file is not None and f"{theirs}.gamma" in file.places
+    for own, name in (("gamma", "weight"), ("beta", "bias")):
+        yield Weight(f"{ours}.{own}", f"{theirs}.{own if is_old else name}", "D")
+
+
+def block_weights(
+    ours: str,
+    theirs: str,
+    names: Mapping[str, str],
+    has_biases: bool = True,
+    order: tuple[int, ...] = TRANSPOSED,
+    file: TensorFile | None = None,
+) -> Iterator[Weight]:
+    """Yields the weights of a block.
+
+    Args:
+        ours, theirs: the names of the block.
+        names: by the path of each part of our block, such as `self_attention.query`, `feed_forward.in` or
+            `feed_forward_residual.norm`, what the model from outside calls it.
+        has_biases: whether its products have biases. If not, its norms are RMS norms.
+        order: see `dense_weights`.
+        file: see `norm_weights`.
+    """
+    for path, name in names.items():
+        layer, _, part = path.rpartition(".")
+        if part == "norm" and has_biases:
+            yield from norm_weights(f"{ours}.{path}", f"{theirs}.{name}", file)
+        elif part == "norm":
+            yield Weight(f"{ours}.{path}.scale", f"{theirs}.{name}.weight", "D")
+        else:
+            pair = ("{0}_{1}", "{1}_{0}")[layer == "feed_forward"]
+            kernel, bias = (f"{ours}.{layer}.{pair.format(part, each)}" for each in ("kernel", "bias"))
+            axes = BLOCK_AXES[part] if order else BLOCK_AXES[part][::-1]
+            yield from [*dense_weights(kernel, bias, f"{theirs}.{name}", axes, order)][: 1 + has_biases]
 
 
 def first_of(file: TensorFile, names: list[str]) -> str:

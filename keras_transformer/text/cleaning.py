@@ -87,11 +87,6 @@ def script(text_key: str) -> str:
     return max(counts, key=counts.__getitem__, default="")
 
 
-def is_copy(source_key: str, target_key: str) -> bool:
-    """Whether a target repeats its source, and is no short name or number."""
-    return source_key == target_key and sum(map(str.isalpha, source_key)) >= COPY_LETTERS
-
-
 @dataclass(frozen=True)
 class Example:
     """A pair that is left out.
@@ -202,7 +197,8 @@ class _Pairs:
             return _BLANK
         if source_key in self.validation:
             return IN_VALIDATION
-        return COPY if is_copy(source_key, target_key) else 0
+        is_copy = source_key == target_key and sum(map(str.isalpha, source_key)) >= COPY_LETTERS
+        return COPY if is_copy else 0
 
     def _id(self, name: str) -> int:
         if name not in self.script_names:
@@ -300,7 +296,8 @@ def fault(source: str, translation: Translation) -> str | None:
         return EMPTY
     if not translation.is_finished:
         return UNFINISHED
-    if _is_absurd(len(key(source)), len(key(translation.text))):
+    shorter, longer = sorted((len(key(source)), len(key(translation.text))))
+    if longer > FEW_LETTERS and longer > MAX_RATIO * shorter:
         return RATIO
     if times_in_a_row(translation.text) > max(MAX_TIMES, times_in_a_row(source)):
         return REPEATED
@@ -323,11 +320,6 @@ def times_in_a_row(text: str) -> int:
             same = same + 1 if word == before else 0
             most = max(most, same // size + 1)
     return most
-
-
-def _is_absurd(num_source: int, num_target: int) -> bool:
-    shorter, longer = sorted((num_source, num_target))
-    return longer > FEW_LETTERS and longer > MAX_RATIO * shorter
 
 
 def faultless(lines: Iterable[tuple[str, Translation]]) -> Iterator[tuple[int, tuple[str, str]]]:

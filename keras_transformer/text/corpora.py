@@ -23,10 +23,17 @@ from keras_transformer.spec.options import Config
 from keras_transformer.spec.presets import MULTI30K_RECIPE
 from keras_transformer.text.held_out import drawn_identity, whole_groups
 from keras_transformer.text.lines import is_blank, read_lines, refuse_pipe, sha256_of
-from keras_transformer.text.named_corpora import Wmt14, multi30k_file, multi30k_sha256, number_pairs
-from keras_transformer.text.pronouns import pronoun_examples
+from keras_transformer.text.named_corpora import (
+    PairSource,
+    multi30k_file,
+    multi30k_sha256,
+    number_pairs,
+    pronoun_examples,
+    wmt14,
+)
 
 Pair = tuple[str, str]
+Parts = tuple[PairSource, PairSource, str, int]  # to train on, to validate on, their identity, and how many to train on
 Item = TypeVar("Item")  # what a corpus is made of: pairs, lines, or histories
 
 HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
@@ -47,14 +54,12 @@ NUMBERS_RECIPE = {
     "checkpoint_every": 200,
     "bleu_sentences": 100,
 }
-# Made sentences are few words in few patterns, as number words are.
-PRONOUNS_RECIPE = {**NUMBERS_RECIPE, "vocabulary_size": 500}
-WMT14_RECIPE = {"vocabulary_size": 37_000}
+# Sentences with pronouns are few words in few patterns, as number words are.
 RECIPES: dict[str, Config] = {
     "numbers": NUMBERS_RECIPE,
-    "pronouns": PRONOUNS_RECIPE,
+    "pronouns": {**NUMBERS_RECIPE, "vocabulary_size": 500},
     "multi30k": MULTI30K_RECIPE,
-    "wmt14": WMT14_RECIPE,
+    "wmt14": {"vocabulary_size": 37_000},
 }
 
 
@@ -106,7 +111,9 @@ def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str]
             f"a dataset is one of {', '.join(f'{known}:<src>-<tgt>' for known in _NAMED)}, such as "
             f"multi30k:en-de; received: {dataset!r}"
         )
-    return _NAMED[name](source, target, Path(data_dir) if data_dir is not None else None)
+    folder = Path(data_dir) if data_dir is not None else None
+    train, valid, identity, num_pairs = _NAMED[name](source, target, folder)
+    return Corpus(dataset, source, target, train, valid, identity, RECIPES[name], num_pairs=num_pairs)
 
 
 def corpus_from_files(
@@ -221,59 +228,42 @@ def _survey(path: Path) -> tuple[int, str]:
     return count, digest.hexdigest()
 
 
-def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
-    _require_none(data_dir, "number words")
-    return _made(f"numbers:{source}-{target}", *number_pairs(source, target), NUMBERS_RECIPE)
+def _numbers(source: str, target: str, data_dir: Path | None) -> Parts:
+    return _made("number words", data_dir, lambda: number_pairs(source, target))
 
 
-def _pronouns(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
-    _require_none(data_dir, "sentences with pronouns")
-    train, valid, _ = pronoun_examples(source, target)
-    pairs, valid_pairs = ([(one.source, one.target) for one in examples] for examples in (train, valid))
-    return _made(f"pronouns:{source}-{target}", pairs, valid_pairs, PRONOUNS_RECIPE)
+def _pronouns(source: str, target: str, data_dir: Path | None) -> Parts:
+    def made() -> Iterator[list[Pair]]:
+        return ([(one.source, one.target) for one in part] for part in pronoun_examples(source, target)[:2])
+
+    return _made("sentences with pronouns", data_dir, made)
 
 
-def _require_none(data_dir: Path | None, made: str) -> None:
+def _made(what: str, data_dir: Path | None, make: Callable[[], Iterable[list[Pair]]]) -> Parts:
+    """Returns the parts of a corpus that is made on the spot."""
     if data_dir is not None:
-        raise RequestError(f"{made} are made, not read: leave out --data-dir; received: {data_dir}")
-
-
-def _made(name: str, train: list[Pair], valid: list[Pair], recipe: Config) -> Corpus[Pair]:
-    """Returns a corpus that is made on the spot."""
-    source, _, target = name.partition(":")[2].partition("-")
+        raise RequestError(f"{what} are made, not read: leave out --data-dir; received: {data_dir}")
+    train, valid = make()
     identity = sha256_of(line for pair in itertools.chain(train, valid) for line in pair)
-    return Corpus(name, source, target, lambda: iter(train), lambda: iter(valid), identity, recipe)
+    return lambda: iter(train), lambda: iter(valid), identity, 0
 
 
-def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
+def _multi30k(source: str, target: str, data_dir: Path | None) -> Parts:
     languages = (source, target)
     identity = sha256_of(multi30k_sha256(split, language) for split in ("train", "val") for language in languages)
-    train = [multi30k_file("train", language, data_dir) for language in languages]
-    valid = [multi30k_file("val", language, data_dir) for language in languages]
+    train, valid = ([multi30k_file(split, each, data_dir) for each in languages] for split in ("train", "val"))
     if data_dir is None:
         for language in languages:
             multi30k_file("test_2016_flickr", language)  # Fetched with the rest, for `evaluate`.
-    return Corpus(
-        f"multi30k:{source}-{target}",
-        source,
-        target,
-        lambda: _read_pairs(*train),
-        lambda: _read_pairs(*valid),
-        identity,
-        MULTI30K_RECIPE,
-    )
+    return lambda: _read_pairs(*train), lambda: _read_pairs(*valid), identity, 0
 
 
-def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
-    pairs = Wmt14(source, target, data_dir)
-    identity = sha256_of([pairs.full_name, source, target])
-    return Corpus(
-        f"wmt14:{source}-{target}", source, target, pairs.train, pairs.valid, identity, WMT14_RECIPE,
-        num_pairs=pairs.num_pairs,
-    )  # fmt: skip
+def _wmt14(source: str, target: str, data_dir: Path | None) -> Parts:
+    train, valid, num_pairs, full_name = wmt14(source, target, data_dir)
+    return train, valid, sha256_of([full_name, source, target]), num_pairs
 
 
-_NAMED: dict[str, Callable[[str, str, Path | None], Corpus[Pair]]] = {
+_NAMED: dict[str, Callable[[str, str, Path | None], Parts]] = {
     "numbers": _numbers,
     "pronouns": _pronouns,
     "multi30k": _multi30k,

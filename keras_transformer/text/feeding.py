@@ -168,13 +168,7 @@ def chosen(
 
 def one_epoch(plan: Plan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
     """Returns the first epoch once, for validation."""
-
-    def batches() -> Iterator[tuple]:
-        num_shares = plan.num_batches(0) * len(replica_indices)
-        shares = generator(plan, BEGINNING, replica_indices, num_shards)
-        yield from itertools.islice(shares, num_shares)
-
-    return as_tf_dataset(batches, plan.like)
+    return chosen(plan, [Place(0, batch) for batch in range(plan.num_batches(0))], replica_indices, num_shards)
 
 
 def as_tf_dataset(batches: Callable[[], Iterator[tuple]], like: Batch, prefetch: int = 4) -> tf.data.Dataset:

@@ -1,16 +1,23 @@
-"""Makes or fetches the corpora with a name: number words are made here; Multi30k and WMT14 are fetched and checked."""
+"""Makes or fetches the corpora with a name: number words and sentences with pronouns are made here; Multi30k and WMT14
+are fetched and checked.
+"""
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
 import itertools
 import os
 import random
+import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.files import user_cache, write_whole
@@ -36,11 +43,21 @@ MULTI30K_SHA256 = {
     "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
     "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
 }
+PairSource = Callable[[], Iterator[tuple[str, str]]]  # yields pairs anew at each call
 WMT14_LANGUAGES = ("cs", "de", "fr", "hi", "ru")
 LIMIT = 1_000_000  # numbers are below this
 SAMPLED = 24_000  # drawn at random for training
 HELD_OUT = 2_000  # drawn at random for validation
 ALL_BELOW = 1_000  # below this, all numbers that are not held out are trained on
+PRONOUN_LANGUAGES = ("de", "fr")  # into which English is translated
+THINGS = ("way", "place", "food")  # kinds of what an animal does not cross, explore or eat
+PRONOUNS_TRAINED = 24_000
+PRONOUNS_HELD_OUT = 1_000  # sentences to validate on, and as many to test on
+PRONOUNS_HELD_OUT_SHARE = 0.1  # so many pairs of nouns are for the validation, and as many for the test
+
+Word = dict[str, str]  # a row of the table: its kind, the word in each language, and its forms
+
+NO_OPENING: Word = {"en": "", "de": "", "fr": ""}
 
 
 def fetch(url: str, path: Path, sha256: str) -> None:
@@ -144,50 +161,24 @@ def _local_copy(name: str, folder: Path, sha256: str) -> Path:
     raise RequestError(f"{folder} holds neither {name}.gz nor {name}: check --data-dir")
 
 
-class Wmt14:
-    """The pairs of one direction.
+def wmt14(source: str, target: str, data_dir: Path | None) -> tuple[PairSource, PairSource, int, str]:
+    """Prepares WMT14 in one direction.
 
     Args:
         source, target: the languages; one of them is English (en).
         data_dir: where tensorflow-datasets keeps its files.
 
-    Attributes:
-        num_pairs: how many pairs there are to train on.
+    Returns:
+        What yields the pairs to train on and those to validate on, how many there are to train on, and the full name of
+        what was prepared, its version included.
 
     Raises:
         RequestError: other languages, or tensorflow-datasets is not installed.
         JobError: tensorflow-datasets could not prepare the corpus.
     """
-
-    def __init__(self, source: str, target: str, data_dir: Path | None):
-        other = target if source == "en" else source
-        if other not in WMT14_LANGUAGES or "en" not in (source, target):
-            raise RequestError(
-                f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}"
-            )
-        self.source, self.target = source, target
-        # One configuration serves both directions: its examples name their languages.
-        (self._train, self._valid), self.full_name = _prepared(f"wmt14_translate/{other}-en", data_dir)
-        self.num_pairs = int(self._train.cardinality())
-
-    def train(self) -> Iterator[tuple[str, str]]:
-        """Yields training pairs."""
-        return self._pairs(self._train)
-
-    def valid(self) -> Iterator[tuple[str, str]]:
-        """Yields validation pairs."""
-        return self._pairs(self._valid)
-
-    def _pairs(self, split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
-        import tensorflow_datasets as tfds
-
-        for example in tfds.as_numpy(split):
-            yield _one_line(example[self.source]), _one_line(example[self.target])
-
-
-def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], str]:
-    """Prepares the training and validation split; returns them, and the full name of what was prepared, its version
-    included."""
+    other = target if source == "en" else source
+    if other not in WMT14_LANGUAGES or "en" not in (source, target):
+        raise RequestError(f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}")
     try:
         import tensorflow_datasets as tfds
     except ImportError:
@@ -195,14 +186,18 @@ def _prepared(name: str, data_dir: Path | None) -> tuple[list[tf.data.Dataset], 
             "wmt14 takes tensorflow-datasets: pip install 'keras-transformer[wmt]', or in a checkout "
             "pip install -e '.[wmt]'"
         ) from None
+    # One configuration serves both directions: its examples name their languages.
+    name, splits = f"wmt14_translate/{other}-en", ["train", "validation"]
     try:
-        splits, info = tfds.load(
-            name, split=["train", "validation"], data_dir=data_dir, shuffle_files=False, with_info=True
-        )
+        (train, valid), info = tfds.load(name, split=splits, data_dir=data_dir, shuffle_files=False, with_info=True)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise JobError(f"tensorflow-datasets could not prepare {name} ({reason}); see --data-dir") from error
-    return splits, str(info.full_name)
+
+    def pairs(split: tf.data.Dataset) -> Iterator[tuple[str, str]]:
+        return ((_one_line(one[source]), _one_line(one[target])) for one in tfds.as_numpy(split))
+
+    return lambda: pairs(train), lambda: pairs(valid), int(train.cardinality()), str(info.full_name)
 
 
 def _one_line(text: bytes) -> str:
@@ -244,3 +239,114 @@ def spelled(numbers: Iterable[int], language: str) -> Iterator[str]:
                 f"num2words fails to spell {number} in {language!r} ({error}): choose another language"
             ) from None
         yield " ".join(words.split())
+
+
+class Example(NamedTuple):
+    """A sentence, and what its pronoun refers to.
+
+    Args:
+        source, target: the sentence and its translation.
+        pronoun: in the translation.
+        refers_to: the English noun that the pronoun stands for.
+        noun: this noun in the translation.
+        other: the other English noun.
+        genders_differ: whether the two nouns take different pronouns in the translation.
+        adjective: in English.
+    """
+
+    source: str
+    target: str
+    pronoun: str
+    refers_to: str
+    noun: str
+    other: str
+    genders_differ: bool
+    adjective: str
+
+
+@functools.cache
+def pronoun_words() -> dict[str, list[Word]]:
+    """Reads the table: its rows by their kind, such as "animal", "quality of animal" and "opening"."""
+    found = defaultdict[str, list[Word]](list)
+    table = files("keras_transformer.text").joinpath("pronouns.tsv").read_text("utf-8")
+    for row in csv.DictReader(table.splitlines(), delimiter="\t", restval=""):
+        found[row["kind"]].append(row)
+    found["opening"] = 3 * [NO_OPENING] + found["opening"]  # three sentences of ten begin with the noun
+    return found
+
+
+@functools.cache
+def pronoun_examples(source: str, target: str) -> tuple[list[Example], list[Example], list[Example]]:
+    """Makes sentences whose pronoun cannot be translated without knowing what it refers to, with their translations: to
+    train on, to validate on and to test on. No pair of nouns is in two of them.
+
+    "The animal didn't cross the street because it was too tired": German says `es`, for the animal (das Tier), and
+    `sie` in "because it was too wide", for the street (die Straße). Each sentence has two nouns, and a quality that
+    fits one of them alone, as in the Winograd schemas (Levesque et al. 2012). All words are those of pronouns.tsv.
+
+    Args:
+        source: "en".
+        target: "de" or "fr".
+
+    Raises:
+        RequestError: these languages are not made.
+    """
+    if source != "en" or target not in PRONOUN_LANGUAGES:
+        raise RequestError(
+            f"pronouns are made from English, en, into {' or '.join(PRONOUN_LANGUAGES)}; received: {source}-{target}"
+        )
+    draw = random.Random(1)
+    pairs = [
+        (animal, thing) for kind in THINGS for animal in pronoun_words()["animal"] for thing in pronoun_words()[kind]
+    ]
+    draw.shuffle(pairs)
+    count = round(PRONOUNS_HELD_OUT_SHARE * len(pairs))
+    valid, test, train = pairs[:count], pairs[count : 2 * count], pairs[2 * count :]
+    return (
+        list(_drawn_examples(train, PRONOUNS_TRAINED, target, draw)),
+        list(_drawn_examples(valid, PRONOUNS_HELD_OUT, target, draw)),
+        list(_drawn_examples(test, PRONOUNS_HELD_OUT, target, draw)),
+    )
+
+
+def known_examples(language: str) -> list[Example]:
+    """Makes "… too tired" and "… too wide", of the first animal and the first way: a pair of the test."""
+    nouns = pronoun_words()["animal"][0], pronoun_words()["way"][0]
+    return [
+        _example(nouns, noun, pronoun_words()[f"quality of {noun['kind']}"][0], NO_OPENING, language) for noun in nouns
+    ]
+
+
+def _drawn_examples(
+    pairs: list[tuple[Word, Word]], count: int, language: str, draw: random.Random
+) -> Iterator[Example]:
+    """Yields different sentences about these nouns, in equal numbers about the animal and about the thing."""
+    seen = set[str]()
+    while len(seen) < count:
+        nouns = draw.choice(pairs)
+        meant = nouns[len(seen) % 2]
+        quality = draw.choice(pronoun_words()[f"quality of {meant['kind']}"])
+        example = _example(nouns, meant, quality, draw.choice(pronoun_words()["opening"]), language)
+        if example.source not in seen:
+            seen.add(example.source)
+            yield example
+
+
+def _example(nouns: tuple[Word, Word], meant: Word, quality: Word, opening: Word, language: str) -> Example:
+    """Makes a sentence that an animal does not do something with a thing, as one of both is too tired or too wide."""
+    animal, thing = nouns
+    other = animal if meant is thing else thing
+    verb = pronoun_words()[f"verb of {thing['kind']}"][0]
+    pronoun = meant[f"{language} pronoun"]
+    source = f"{opening['en']} the {animal['en']} {verb['en']} the {thing['en']} because it was too {quality['en']}."
+    if language == "de":  # the verb stands second
+        begin = f"{opening['de']} {verb['de']} {animal['de']}" if opening["de"] else f"{animal['de']} {verb['de']}"
+        target = f"{begin} {thing['de object']} nicht, weil {pronoun} zu {quality['de']} war."
+    else:
+        form = "fr feminine" if pronoun == "elle" else "fr"
+        begin = f"{opening['fr']} {animal['fr']} {verb['fr']} {thing['fr']}"
+        target = f"{begin} parce qu'{pronoun} était trop {quality[form]}."
+    source, target = (text.strip()[0].upper() + text.strip()[1:] for text in (source, target))
+    noun = re.split("[ ']", meant[language])[1]
+    genders_differ = pronoun != other[f"{language} pronoun"]
+    return Example(source, target, pronoun, meant["en"], noun, other["en"], genders_differ, quality["en"])

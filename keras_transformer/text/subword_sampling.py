@@ -23,7 +23,6 @@ import weakref
 from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.folders import scratch_folder, unlock
@@ -40,18 +39,8 @@ PART_LINES = 20_000
 CORES_A_PROCESS = 2  # the other one trains, or feeds a GPU
 
 
-class _Edge(NamedTuple):
-    """A piece that ends a word's first `end` characters, and where it starts."""
-
-    start: int
-    id: int
-
-
-class _Arrivals(NamedTuple):
-    """The pieces that end at one place, and the cumulative sums of their weights."""
-
-    edges: list[_Edge]
-    weights: list[float]
+# The pieces that end at one place of a word, each with the place where it starts; and the sums of their weights.
+_Arrivals = tuple[list[tuple[int, int]], list[float]]
 
 
 class SubwordSampler:
@@ -115,18 +104,18 @@ class SubwordSampler:
     def _lattice(self, word: str) -> list[_Arrivals]:
         """Finds for each place in the word the pieces that end there, weighted by all segmentations of what precedes
         them."""
-        lattice, log_sums = [_Arrivals([], [])], [0.0]
+        lattice, log_sums = list[_Arrivals]([([], [])]), [0.0]
         for end in range(1, len(word) + 1):
             edges, log_weights = [], []
             for start in range(max(0, end - self._longest), end):
                 piece = word[start:end]
                 if piece in self._ids or start == end - 1:
-                    edges.append(_Edge(start, self._ids.get(piece, UNKNOWN)))
+                    edges.append((start, self._ids.get(piece, UNKNOWN)))
                     score = self._scores.get(piece, self._unknown_score)
                     log_weights.append(log_sums[start] + self._alpha * score)
             largest = max(log_weights)
             weights = list(accumulate(math.exp(weight - largest) for weight in log_weights))
-            lattice.append(_Arrivals(edges, weights))
+            lattice.append((edges, weights))
             log_sums.append(largest + math.log(weights[-1]))
         return lattice
 

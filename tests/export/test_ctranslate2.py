@@ -19,7 +19,7 @@ from keras_transformer.models import LanguageModel, Transformer
 from keras_transformer.spec import model_spec
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
-from tests.importing.marian_folder import write_marian
+from tests.importing.theirs import write_marian
 from tests.layer_check import randomize
 from tests.tiny_text import lines
 

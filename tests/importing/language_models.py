@@ -11,6 +11,7 @@ import sentencepiece
 
 from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START
+from tests.importing.text_models import saved
 from tests.importing.theirs import SIDES, sentencepiece_of
 from tests.tiny_text import lines
 
@@ -25,23 +26,6 @@ T5: dict[str, Any] = {
 
 
 pieces = partial(sentencepiece_of, TEXT)
-
-
-def saved(folder: Path, model: Any) -> Any:
-    """Writes a model, with weights far from their start, so that texts differ from one another."""
-    import torch
-
-    torch.manual_seed(1)
-    for name, tensor in model.named_parameters():
-        is_norm = "norm" in name
-        values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else 0.4)
-        factor = -1 if name == "model.decoder.layer_norm.weight" else 4 if "encoder_attn." in name else 1
-        tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
-    for name, tensor in model.named_buffers():
-        if name == "final_logits_bias":
-            tensor.copy_(torch.randn(tensor.shape))
-    model.eval().save_pretrained(str(folder))
-    return model
 
 
 def mt5(folder: Path) -> Any:

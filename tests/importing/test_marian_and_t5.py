@@ -23,7 +23,8 @@ from keras_transformer.tasks.translation.commands.translate import own_search_of
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, UNKNOWN
 from tests.importing.test_torch_file import archive, state, tensor
-from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
+from tests.importing.theirs import MAX_LENGTH, ODD_LINES, TAG, change, piece_model, safetensors, tensors_of, write
+from tests.tiny_text import lines
 
 OWN = {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH - 1}
 
@@ -201,3 +202,46 @@ def test_an_output_of_its_own_is_told_by_its_numbers(tmp_path):
 
 def test_the_tag_of_a_language_has_a_name():
     assert [is_tag(piece) for piece in (">>de<<", ">><<", ">>de", "de<<")] == [True, False, False, False]
+
+
+def test_text_is_cut_as_by_the_sentencepiece_model_and_by_their_tokenizer(tmp_path):
+    """T5 with `tokenizer.json` alone, as transformers 5 writes folders."""
+    tokenizers = pytest.importorskip("tokenizers")
+    expected = read_huggingface(write("t5", tmp_path)).source
+    (tmp_path / "spiece.model").unlink()
+    found, texts = read_huggingface(tmp_path).source, [*ODD_LINES, *lines(9, 200)]
+    assert (found.ids, found.num_control_ids) == (expected.ids, expected.num_control_ids)
+    assert found.tokenizer.encode(texts) == expected.tokenizer.encode(texts)
+    every = range(expected.tokenizer.vocabulary_size)
+    assert found.tokenizer.pieces(every) == expected.tokenizer.pieces(every)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for line in [line for line in texts if "extra_id" not in line]:
+        ids = [found.ids[id] for id in found.tokenizer.encode([line])[0]]
+        assert ids == theirs.encode(line, add_special_tokens=False).ids, line
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("model", "type"), "BPE", "a model of the type Unigram"),
+        (("model", "byte_fallback"), True, "without bytes"),
+        (("model", "unk_id"), 900, "place of the unknown piece; received 900"),
+        (("model", "vocab", 5), ["a", "b"], r"a piece and its score; received \['a', 'b'\]"),
+        (("model", "vocab", 159), ["b", 0.0], "and so on with the last ids"),
+        (("normalizer",), {"type": "Lowercase"}, "asks for 'Lowercase'"),
+        (("pre_tokenizer", "pretokenizers", 1, "prepend_scheme"), "never", "asks for 'Metaspace'"),
+        (("normalizer", "precompiled_charsmap"), "?", "tokenizer.json: "),
+        (("added_tokens", 3, "id"), 170, "without a gap"),
+        (("added_tokens", 3, "id"), None, "added tokens with ids and texts"),
+    ],
+)
+def test_what_sentencepiece_would_cut_otherwise_is_refused(path, value, message, tmp_path):
+    (write("t5", tmp_path) / "spiece.model").unlink()
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    inner = values
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(RequestError, match=message):
+        read_huggingface(tmp_path)

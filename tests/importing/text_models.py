@@ -77,9 +77,12 @@ def piece_bpe(size: int = 420, text: Sequence[str] = LINES[:80]) -> Any:
     return whole
 
 
-def _saved(folder: Path, model: Any, tokenizer: Any, **names: str) -> Any:
-    """Writes a model of transformers and its tokenizer into a folder, with weights far from their start; the wider the
-    model, the smaller.
+FLIPPED = {"model.decoder.layer_norm.weight", "model.decoder.layers.0.final_layer_norm.weight"}
+
+
+def saved(folder: Path, model: Any, tokenizer: Any = None, **names: str) -> Any:
+    """Writes a model of transformers, and perhaps its tokenizer, into a folder, with weights far from their start, so
+    that texts differ from one another; the wider the model, the smaller.
     """
     import torch
     import transformers
@@ -88,12 +91,16 @@ def _saved(folder: Path, model: Any, tokenizer: Any, **names: str) -> Any:
     spread = 1.6 * model.config.hidden_size**-0.5
     for name, tensor in model.named_parameters():
         is_norm = "norm" in name.lower() or "ln_" in name
-        factor = -1 if name == "model.decoder.layers.0.final_layer_norm.weight" else 4 if "encoder_attn." in name else 1
+        factor = -1 if name in FLIPPED else 4 if "encoder_attn." in name else 1
         values = is_norm * 1.0 + torch.randn(tensor.shape) * (0.2 if is_norm else spread)
         tensor.data.copy_(values * factor)  # a tied output would repeat what it reads
+    for name, tensor in model.named_buffers():
+        if name == "final_logits_bias":
+            tensor.copy_(torch.randn(tensor.shape))
     model.eval().save_pretrained(str(folder))
-    fast: Any = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    fast.save_pretrained(str(folder))
+    if tokenizer is not None:
+        fast: Any = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+        fast.save_pretrained(str(folder))
     return model
 
 
@@ -107,7 +114,7 @@ def gpt2(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     ids: Any = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     config = transformers.GPT2Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **ids)
     model = transformers.GPT2LMHeadModel(config)
-    return _saved(folder, model, tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    return saved(folder, model, tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
 
 
 def llama(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
@@ -117,7 +124,7 @@ def llama(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     tokenizer = tokenizer or piece_bpe()
     options: Any = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128, "pad_token_id": 2}
     config = transformers.LlamaConfig(vocab_size=tokenizer.get_vocab_size(), **sizes_of(width), **options)
-    return _saved(folder, transformers.LlamaForCausalLM(config), tokenizer, bos_token="<s>", eos_token="</s>")
+    return saved(folder, transformers.LlamaForCausalLM(config), tokenizer, bos_token="<s>", eos_token="</s>")
 
 
 def unigram(size: int = 200) -> Any:
@@ -167,7 +174,7 @@ def encoder(kind: str, make_tokenizer: Callable[[], Any], special: Sequence[str]
             **sizes,
         )
         model = getattr(transformers, f"{kind}ForMaskedLM")(config)
-        return _saved(folder, model, cut, **{f"{name}_token": token for name, token in ids.items()})
+        return saved(folder, model, cut, **{f"{name}_token": token for name, token in ids.items()})
 
     return make
 
@@ -190,7 +197,7 @@ def bart(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), BART, strict=True))
     model: Any = transformers.BartForConditionalGeneration(config)
     model.generation_config.forced_bos_token_id = 0
-    return _saved(folder, model, tokenizer, **names)
+    return saved(folder, model, tokenizer, **names)
 
 
 ROBERTA = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")

@@ -22,8 +22,7 @@ from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text import lines as reading
 from keras_transformer.text.corpora import corpus_from_files, load_corpus
 from keras_transformer.text.lines import read_lines
-from keras_transformer.text.named_corpora import multi30k_file
-from keras_transformer.text.pronouns import known_examples, pronoun_examples
+from keras_transformer.text.named_corpora import known_examples, multi30k_file, pronoun_examples
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.task import training_of
 

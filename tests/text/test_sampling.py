@@ -43,15 +43,6 @@ def test_any_text_can_be_sampled(unigram, text) -> None:
     assert unigram.decode([ids]) == unigram.decode(unigram.encode([text]))
 
 
-def test_a_seed_repeats_in_another_process(unigram, lines, tmp_path, run_program) -> None:
-    unigram.save(tmp_path / "tokenizer.model")
-    (tmp_path / "lines").write_text("\n".join(lines[:20]), encoding="utf-8")
-    printed = run_program("sampled_ids", tmp_path / "tokenizer.model", tmp_path / "lines", "7").stdout.strip()
-    here, other = (SubwordSampler(unigram, 0.1, seed) for seed in ("7", "8"))
-    assert printed == str([here.sample(line) for line in lines[:20]])
-    assert printed != str([other.sample(line) for line in lines[:20]])
-
-
 def test_unigram_draws_by_probability() -> None:
     """Held to all segmentations of a word, one by one."""
     generator, alpha, word = random.Random(1), 0.3, "abacab"

@@ -1,4 +1,4 @@
-"""Imports BERT, RoBERTa and DistilBERT: encoders of text with a head for labels or tokens, or none.
+"""Imports encoders with a head for labels or tokens, or none: BERT, RoBERTa and DistilBERT of text, ViT of images.
 
 BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone. Every text is of the first segment, whose vector is
 added to those of all positions.
@@ -6,6 +6,9 @@ added to those of all positions.
 RoBERTa (Liu et al. 2019, arXiv 1907.11692) and XLM-R (Conneau et al. 2019, arXiv 1911.02116) are BERT whose rows of
 positions begin behind the id of pad. DistilBERT (Sanh et al. 2019, arXiv 1910.01108) is BERT without segments, and with
 a ReLU in the layer before labels.
+
+ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
+deviations of pixels.
 """
 
 from __future__ import annotations
@@ -31,12 +34,11 @@ from keras_transformer.importing.sentencepiece_rewrite import MAX_MODEL_BYTES
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.text_files import added_tokens, count_ids, text_vocabulary
 from keras_transformer.importing.weights import (
-    PROJECTIONS,
-    TRANSPOSED,
     Imported,
     Layout,
     Weight,
     Weights,
+    block_weights,
     dense_weights,
     first_of,
     norm_weights,
@@ -57,18 +59,13 @@ ENCODER_NAMES = {
     "intermediate_dim": "intermediate_size", "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob", "activation": "hidden_act", "norm": "layer_norm_eps",
 }  # fmt: skip
-# What BERT and RoBERTa call the modules of a block, by what they are here.
+# What BERT and RoBERTa call the parts of a block, by our paths.
 ENCODER_BLOCK = {
-    **{name: f"attention.self.{name}" for name in PROJECTIONS}, "output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm", "in": "intermediate.dense", "out": "output.dense",
-    "norm": "output.LayerNorm",
+    **{f"self_attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+    "self_attention.output": "attention.output.dense", "feed_forward.in": "intermediate.dense",
+    "feed_forward.out": "output.dense", "self_attention_residual.norm": "attention.output.LayerNorm",
+    "feed_forward_residual.norm": "output.LayerNorm",
 }  # fmt: skip
-# The other products of a block: our kernel and bias, which module of theirs, its axes.
-PRODUCTS = [
-    ("self_attention.output_kernel", "self_attention.output_bias", "output", "DH"),
-    ("feed_forward.kernel_in", "feed_forward.bias_in", "in", "FD"),
-    ("feed_forward.kernel_out", "feed_forward.bias_out", "out", "DF"),
-]
 # Pad, unknown, start, end and mask, in the order of our ids; a tokenizer has one of these lists.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
@@ -88,6 +85,24 @@ LONGEST = [f"sentence_{name}_config.json" for name in ("bert", "roberta", "disti
 # Whether the vector of a text is its first state, by the name of the pooling.
 POOLINGS = {"mean_tokens": False, "mean": False, "cls_token": True, "cls": True}
 
+PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"  # the latter for all kinds of input
+# Options of the processor with the one value that images are read with here, see `read_image`.
+PROCESSOR_REQUIRED: RequiredValues = {
+    "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
+}  # fmt: skip
+PROCESSOR_WITHOUT_EFFECT = {
+    "crop_size", "data_format", "default_to_square", "device", "do_convert_rgb", "feature_extractor_type",
+    "image_processor_type", "input_data_format", "processor_class", "return_tensors",
+}  # fmt: skip
+IMAGE_NAMES = {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"}
+OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
+VIT_BLOCK = {
+    **{name: theirs.replace("self", "attention") for name, theirs in ENCODER_BLOCK.items()},
+    "self_attention_residual.norm": "layernorm_before", "feed_forward_residual.norm": "layernorm_after",
+}  # fmt: skip
+KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
+NO_BIASES = ("query.bias", "key.bias", "value.bias")  # where an option says so
+
 
 class Architecture(NamedTuple):
     """What an architecture of the family calls its options, and the modules that hold its tensors.
@@ -95,7 +110,7 @@ class Architecture(NamedTuple):
     Args:
         prefix: what stands before the body's modules in a model with a head.
         layers: what stands before the number of a block.
-        block: the modules of a block, see `encoder_block`.
+        block: the parts of a block, see `block_weights`.
         before_labels, labels: the layer before the logits of labels, and what gives these logits.
         before_tokens, norm, tokens: the layer before the logits of tokens, its norm, and what gives these logits.
         biases: the biases on the logits of tokens, under one name or more.
@@ -135,8 +150,10 @@ ROBERTA = Architecture(
 DISTILBERT = Architecture(
     "distilbert.", "transformer.layer",
     {
-        "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin", "output": "attention.out_lin",
-        "attention_norm": "sa_layer_norm", "in": "ffn.lin1", "out": "ffn.lin2", "norm": "output_layer_norm",
+        "self_attention.query": "attention.q_lin", "self_attention.key": "attention.k_lin",
+        "self_attention.value": "attention.v_lin", "self_attention.output": "attention.out_lin",
+        "feed_forward.in": "ffn.lin1", "feed_forward.out": "ffn.lin2", "self_attention_residual.norm": "sa_layer_norm",
+        "feed_forward_residual.norm": "output_layer_norm",
     },
     "pre_classifier", "classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector", ["vocab_projector.bias"],
     {
@@ -331,14 +348,14 @@ def layout(
     table = [
         Weight("embedding.embeddings", first_of(file, [words, decoder]), "VD"),
         Weight("positions.embeddings", places, "PD", added=segments if num_segments else ""),
-        *_norm(file, "norm", f"{prefix}embeddings.LayerNorm"),
+        *norm_weights("norm", f"{prefix}embeddings.LayerNorm", file),
         *_blocks(architecture, file, f"{prefix}{architecture.layers}", config["num_layers"]),
         *_head(architecture, file, config),
     ]
     (first, num_rows), width = positions, config["hidden_dim"]
     sizes = {
-        "V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": num_rows, "A": num_segments,
-        "L": config["num_labels"] or 0,
+        "V": size, "D": width, "H": width, "G": width, "F": config["intermediate_dim"], "P": num_rows,
+        "A": num_segments, "L": config["num_labels"] or 0,
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": first + np.arange(config["context_length"])}
     pooler = {f"{prefix}pooler.dense.{each}" for each in ("weight", "bias")}
@@ -347,12 +364,8 @@ def layout(
 
 
 def _blocks(architecture: Architecture, file: TensorFile, layers: str, num_layers: int) -> Iterator[Weight]:
-    names = architecture.block
     for number in range(num_layers):
-        ours, theirs = f"stack.blocks.{number}", f"{layers}.{number}"
-        yield from encoder_block(ours, theirs, names)
-        yield from _norm(file, f"{ours}.self_attention_residual.norm", f"{theirs}.{names['attention_norm']}")
-        yield from _norm(file, f"{ours}.feed_forward_residual.norm", f"{theirs}.{names['norm']}")
+        yield from block_weights(f"stack.blocks.{number}", f"{layers}.{number}", architecture.block, file=file)
 
 
 def _head(architecture: Architecture, file: TensorFile, config: Config) -> Iterator[Weight]:
@@ -364,13 +377,8 @@ def _head(architecture: Architecture, file: TensorFile, config: Config) -> Itera
     if config["num_labels"]:
         yield from dense_weights("head.kernel", "head.bias", architecture.labels, "LD")
     else:
-        yield from _norm(file, "head_layer.norm", architecture.norm)
+        yield from norm_weights("head_layer.norm", architecture.norm, file)
         yield Weight("embedding.bias", first_of(file, architecture.biases), "V")
-
-
-def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
-    """Returns the weights of a norm; old files have other names for them."""
-    return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
 
 
 def encoder_config(options: Options, names: Mapping[str, str] = ENCODER_NAMES, dropout: float = 0.0) -> Config:
@@ -402,18 +410,86 @@ def labels_of(options: Options) -> list[str]:
     return list(labels)
 
 
-def encoder_block(ours: str, theirs: str, names: Mapping[str, str], has_biases: bool = True) -> Iterator[Weight]:
-    """Yields the weights of a block but its norms. H is the width of all heads, of which no order changes.
+def read_vit(folder: ModelFolder) -> Imported:
+    """Reads a ViT with labels.
+
+    Raises:
+        RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
+    """
+    options = options_of(folder, "config.json", ENCODER_REQUIRED)
+    has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
+    config = vit_arguments(options, len(labels))
+    options.finish(HARMLESS_OPTIONS | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
+    config |= _pixels(folder, config["image_size"])
+    config = completed(options, config, complete_vit)
+    return Imported(config, Weights(open_weights(folder), vit_layout(config, has_biases)), labels=labels)
+
+
+def vit_arguments(options: Options, num_labels: int) -> Config:
+    """Returns the arguments of our model, but for those of pixels."""
+    sizes = read_named(options, IMAGE_NAMES, image_size=224, patch_size=16, channels=3)
+    return {
+        **encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": num_labels,
+    }  # fmt: skip
+
+
+def vit_options(config: Config) -> Config:
+    """Returns the options that `vit_arguments` reads as this configuration, if ViT has a form of it."""
+    return write_named(config, {**ENCODER_NAMES, **IMAGE_NAMES})
+
+
+def complete_vit(config: Config) -> Config:
+    """Completes a configuration of our model. Raises ValueError as `model_spec.complete`."""
+    return {"kind": "image-classifier", **model_spec.complete(config, "image-classifier")}
+
+
+def _pixels(folder: ModelFolder, image_size: int) -> Config:
+    """Reads what is subtracted from pixels and what they are divided by, from the options of the processor."""
+    if folder.has(PROCESSORS):
+        raise RequestError(f"{folder.path}: expected {PROCESSOR} alone; received {PROCESSORS} too: join them")
+    options = options_of(folder, PROCESSOR, PROCESSOR_REQUIRED)
+    size = options.pop("size", image_size)
+    if size not in (image_size, {"height": image_size, "width": image_size}):
+        raise options.refusal("size", size, f"{image_size}, as in config.json")
+    factor = options.number("rescale_factor", 1 / 255)
+    if abs(factor * 255 - 1) > 1e-6:
+        raise options.refusal("rescale_factor", factor, "1 / 255 alone")
+    is_normal = options.switch("do_normalize", True)
+    mean, std = (_one_or_all(options.pop(name, 0.5)) for name in ("image_mean", "image_std"))
+    options.finish(PROCESSOR_WITHOUT_EFFECT)
+    return {"pixel_mean": mean, "pixel_std": std} if is_normal else {"pixel_mean": 0.0, "pixel_std": 1.0}
+
+
+def _one_or_all(numbers: float | list[float]) -> float | list[float]:
+    """Returns the number that all channels have, or the numbers as they are."""
+    if isinstance(numbers, list) and numbers and numbers.count(numbers[0]) == len(numbers):
+        return numbers[0]
+    return numbers
+
+
+def vit_layout(config: Config, has_biases: bool) -> Layout:
+    """Returns where the weights lie.
 
     Args:
-        ours, theirs: the names of the block.
-        names: what theirs calls its modules, see `ENCODER_BLOCK`.
+        config: the complete arguments of our model.
         has_biases: whether queries, keys and values have biases.
     """
-    for name in PROJECTIONS:
-        projection = f"{theirs}.{names[name]}"
-        yield Weight(f"{ours}.self_attention.{name}_kernel", f"{projection}.weight", "HD", order=TRANSPOSED)
-        default = None if has_biases else 0.0
-        yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
-    for kernel, bias, name, axes in PRODUCTS:
-        yield from dense_weights(f"{ours}.{kernel}", f"{ours}.{bias}", f"{theirs}.{names[name]}", axes)
+    embeddings = "vit.embeddings"
+    table = [
+        *dense_weights("stem.kernel", "stem.bias", f"{embeddings}.patch_embeddings.projection", "DCQQ", KERNEL_ORDER),
+        Weight("class_token.token", f"{embeddings}.cls_token", "11D"),
+        Weight("positions.embeddings", f"{embeddings}.position_embeddings", "1PD"),
+        *norm_weights("stack.norm", "vit.layernorm"),
+        *dense_weights("head.kernel", "head.bias", "classifier", "LD"),
+    ]
+    for number in range(config["num_layers"]):
+        block = block_weights(f"stack.blocks.{number}", f"vit.encoder.layer.{number}", VIT_BLOCK)
+        table += (
+            one if has_biases or not one.theirs.endswith(NO_BIASES) else one._replace(default=0.0) for one in block
+        )
+    width, patch = config["hidden_dim"], config["patch_size"]
+    sizes = {
+        "D": width, "H": width, "G": width, "F": config["intermediate_dim"], "C": config["channels"], "Q": patch,
+        "1": 1, "P": (config["image_size"] // patch) ** 2 + 1, "L": config["num_labels"],
+    }  # fmt: skip
+    return Layout(table, sizes)
