@@ -170,7 +170,7 @@ def estimate(
         model: compiled and built.
         batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
-    settings, task, watch = run.settings, run.task, StepTimer()
+    settings, watch = run.settings, StepTimer()
     say("timing the first steps")
     with unchanged(model):
         model.fit(
@@ -180,8 +180,8 @@ def estimate(
         recording = _recording_seconds(run, model)
     a_position = _seconds_a_position(data.plan, watch.trained)
     forward = _seconds_a_position(data.valid_plan, watch.validated)
-    decoding = getattr(task, "decoding_seconds", lambda *_: 0.0)(run, data, model)
-    measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0) + decoding
+    measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0)
+    measuring += run.task.decoding_seconds(run, data, model)
     tracing = watch.validated[0] - watch.began
     num_compared = 1 if settings.ema or settings.average_last else NUM_COMPARED
     return Estimate(
