@@ -15,7 +15,7 @@ from keras_transformer import ops
 from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, valid_ids, with_a_column
 from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Recordable
-from keras_transformer.models.inspection import parts_of
+from keras_transformer.models.model_factory import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids

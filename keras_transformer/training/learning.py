@@ -102,7 +102,7 @@ def compiled_model(run: Run[Settings]) -> FamilyModel:
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config.model, dtype)
-    if not _has_checkpoint(run):
+    if not (run.is_resumed and run.folder.has_checkpoint):  # it may have been killed before its first
         _begin(run, model)
     model.micro_batches = settings.accumulate
     model.r_drop = settings.r_drop
@@ -123,11 +123,6 @@ def _compile(run: Run[Settings], model: FamilyModel) -> None:
         jit_compile=bool(settings.xla),
     )
     model.build_for_training()
-
-
-def _has_checkpoint(run: Run[Settings]) -> bool:
-    """Returns whether the weights come from a checkpoint. A run may have been killed before its first."""
-    return run.is_resumed and run.folder.has_checkpoint
 
 
 def _begin(run: Run[Settings], model: FamilyModel) -> None:
@@ -166,10 +161,10 @@ def fit(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strate
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
     model = _timed(run, data, model, strategy)
-    if run.is_chief:
-        Checkpoints(run.folder.checkpoints).clear_leftovers()
     num_averaged = run.settings.average_last or MOST_AVERAGED
     checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
+    if run.is_chief:
+        checkpoints.clear_leftovers()
     progress = _restored_progress(run, data.plan, model, checkpoints)
     patience = run.settings.patience
     # True from the start if an early-stopped run was killed before it wrote model.keras.

@@ -152,7 +152,8 @@ def tell_time(run: Run[Settings], found: Estimate) -> bool:
         f"about {clock(found.seconds(steps))} on this machine: {steps:,} {'more ' * (steps < run.settings.steps)}steps "
         f"of {found.step:.2g} s, {rounds} validation{'s' if rounds > 1 else ''} of {found.validation:.2g} s"
     )
-    if found.seconds(steps) > LONG_SECONDS and not (run.is_resumed or _is_asked_for(run)):
+    is_asked_for = run.given.keys() & {"steps", "hours", "preset"} or "steps" in run.corpus.recipe
+    if found.seconds(steps) > LONG_SECONDS and not (run.is_resumed or is_asked_for):
         say("that is long: you may stop with Ctrl-C and give one of these, of which the last is what goes on now")
         for command in shorter_commands(run):
             say(f"  {command}")
@@ -240,10 +241,6 @@ def _as_words(given: Config, settings: Settings) -> list[str]:
             value = ",".join(map(str, value)) if isinstance(value, list) else value
             words += [flag.spelling, f"{value:g}" if name == "hours" else str(value)]
     return words
-
-
-def _is_asked_for(run: Run[Settings]) -> bool:
-    return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
 
 
 def _positions(plan: Plan, place: Place) -> int:

@@ -12,7 +12,7 @@ import pytest
 from keras_transformer import models
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
-from keras_transformer.models.inspection import difference_in_parts
+from keras_transformer.models.model_factory import difference_in_parts
 from keras_transformer.spec import model_spec
 from tests.layer_check import array, assert_close, assert_equal, randomize
 from tests.models import variants
