@@ -50,10 +50,6 @@ class Progress:
         """Returns the place of the next batch in the data."""
         return Place(self.epoch, self.batch)
 
-    def as_dict(self) -> dict[str, float]:
-        """Returns the fields, which a checkpoint keeps."""
-        return asdict(self)
-
 
 class ProgressCounter(keras.callbacks.Callback):
     """Counts each step in `progress`. It is the first callback, because the others read `progress`."""
@@ -291,7 +287,7 @@ class Save(keras.callbacks.Callback):
     def save(self) -> None:
         """Saves a checkpoint now."""
         best_step = self.progress.best_step or None
-        self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
+        self.checkpoints.save(self.progress.step, self.model, asdict(self.progress), best_step)
         self.then()
 
 

@@ -143,12 +143,7 @@ def set_floatx(dtype: str) -> None:
 
 
 def test_models_train_in_float64_and_none_is_of_half_precision_throughout(request):
-    parts: dict[str, Any] = {
-        "attention": "windowed",
-        "feed_forward": "experts",
-        "stack": "universal",
-        "positions": "none",
-    }
+    parts: Any = {"attention": "windowed", "feed_forward": "experts", "stack": "universal", "positions": "none"}
     request.addfinalizer(lambda: set_floatx("float32"))
     set_floatx("float64")
     model = models.Transformer(**OF_ONE, **parts)
