@@ -18,8 +18,7 @@ from keras_transformer.core.folders import whole_folder
 from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
-from keras_transformer.models.inspection import Difference, difference, parts_of
-from keras_transformer.models.model_factory import make_model, model_config
+from keras_transformer.models.model_factory import Difference, difference, make_model, model_config, parts_of
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.search_options import Decoding as Decoding

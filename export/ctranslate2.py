@@ -24,7 +24,7 @@ from keras_transformer.layers.positions import (
 )
 from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.inspection import Difference
+from keras_transformer.models.model_factory import Difference
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
 from keras_transformer.spec.options import Config

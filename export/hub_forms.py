@@ -19,8 +19,7 @@ from keras_transformer.importing.folder import Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Layout
 from keras_transformer.models.base import FamilyModel
-from keras_transformer.models.inspection import Difference
-from keras_transformer.models.model_factory import model_config
+from keras_transformer.models.model_factory import Difference, model_config
 from keras_transformer.ops import Tensor
 from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.spec.options import Config

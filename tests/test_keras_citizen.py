@@ -125,7 +125,7 @@ def test_what_trains_is_saved_and_the_same_in_a_fresh_process(tmp_path):
         more = {"sublayer": keras.activations.tanh} if issubclass(layer_class, layers.Residual) else {}
         model = functional(layer_class(**settings), inputs, more)
         randomize(model)
-        keep(model, inputs, tmp_path / f"{number} {layer_class.__name__}")
+        keep(model, [*inputs], tmp_path / f"{number} {layer_class.__name__}")
     for kind, length in zip(OF_TEXT, (LENGTH, None, LENGTH, None), strict=True):
         base, symbol = kind(20, **SIZES), keras.Input((length,), dtype="int32")
         vectors = base.embed(symbol) if hasattr(base, "embed") else states_of(base, symbol)[:, 0]
@@ -136,19 +136,15 @@ def test_what_trains_is_saved_and_the_same_in_a_fresh_process(tmp_path):
             model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
             model.train_on_batch(IDS, np.arange(8) % 3)
             assert np.abs(array(model(IDS)) - before).max() > 1e-4
-            keep(model, (IDS,), tmp_path / f"{kind.__name__} {type(model).__name__}")
+            keep(model, IDS, tmp_path / f"{kind.__name__} {type(model).__name__}")
     run(keras.config.backend(), tmp_path, __file__, str(tmp_path))
 
 
-def keep(model: Any, inputs: tuple[np.ndarray, ...], path: Path) -> None:
+def keep(model: Any, given: Any, path: Path) -> None:
     model.save(path.with_suffix(".keras"))
-    arrays = {f"input {place}": each for place, each in enumerate(inputs)}
-    arrays |= {"output": array(model(arrays_of(inputs))), "count": np.array(len(model.weights))}
-    np.savez(path.with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
-
-
-def arrays_of(inputs: Any) -> Any:
-    return [*inputs] if len(inputs) > 1 else inputs[0]
+    arrays = {"input": given} if given is IDS else {f"input {place}": each for place, each in enumerate(given)}
+    arrays |= {"output": array(model(given)), "count": np.array(len(model.weights))}
+    np.savez(path.with_suffix(".npz"), **arrays)
 
 
 @pytest.mark.parametrize("dtype", [None, "mixed_bfloat16"])
@@ -204,6 +200,6 @@ def test_an_onnx_file_by_keras_takes_any_lengths(tmp_path):
 if __name__ == "__main__":  # the fresh process, which reads what `keep` wrote
     for path in sorted(Path(sys.argv[1]).glob("*.keras")):
         kept, loaded = dict(np.load(path.with_suffix(".npz"))), keras.saving.load_model(path)
-        output = loaded(arrays_of([kept[f"input {place}"] for place in range(len(kept) - 2)]))
-        np.testing.assert_array_equal(array(output), kept["output"], err_msg=path.stem)
+        given = kept["input"] if "input" in kept else [kept[f"input {place}"] for place in range(len(kept) - 2)]
+        np.testing.assert_array_equal(array(loaded(given)), kept["output"], err_msg=path.stem)
         assert len(loaded.weights) == kept["count"], path.stem

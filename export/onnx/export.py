@@ -16,7 +16,7 @@ from keras_transformer.checking.signatures import IDS, Output, Signature, limits
 from keras_transformer.layers.cache import KeysValues
 from keras_transformer.layers.layer import Recordable
 from keras_transformer.layers.score import HIDDEN
-from keras_transformer.models.inspection import parts_of
+from keras_transformer.models.model_factory import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids

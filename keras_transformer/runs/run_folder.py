@@ -676,8 +676,7 @@ def float32_copy(model: FamilyModel) -> FamilyModel:
     Raises:
         RequestError: the configuration does not describe the whole model.
     """
-    from keras_transformer.models.inspection import difference, parts_of
-    from keras_transformer.models.model_factory import make_model, model_config
+    from keras_transformer.models.model_factory import difference, make_model, model_config, parts_of
 
     if (found := difference(model)) is not None:
         raise RequestError(

@@ -50,10 +50,6 @@ class Progress:
         """Returns the place of the next batch in the data."""
         return Place(self.epoch, self.batch)
 
-    def as_dict(self) -> dict[str, float]:
-        """Returns the fields, which a checkpoint keeps."""
-        return asdict(self)
-
 
 class ProgressCounter(keras.callbacks.Callback):
     """Counts each step in `progress`. It is the first callback, because the others read `progress`."""
@@ -203,35 +199,30 @@ class BestTracker(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class MonitoredMetric(BestTracker):
-    """Scores a round by a metric of the logs.
+class MetricMonitor(BestTracker):
+    """Scores a round by a metric of the logs, of which more is better; by a loss, of which less is better, negated.
 
     Args:
+        progress, patience: see `BestTracker`.
+        name: what the logs call the metric.
         show: called with the step, at the end of a round.
     """
 
-    name, sign = "", 1.0  # what the logs call the score; -1 where less is better
-
-    def __init__(self, progress: Progress, patience: int = 0, show: Callable[[int], None] = lambda step: None):
+    def __init__(
+        self,
+        progress: Progress,
+        patience: int = 0,
+        name: str = "val_loss",
+        show: Callable[[int], None] = lambda step: None,
+    ):
         super().__init__(progress, patience)
+        self.name = name
         self.show = show
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs and self.name in logs:
-            self.update(self.sign * float(logs[self.name]))
+            self.update(float(logs[self.name]) * (-1 if self.name == "val_loss" else 1))
         self.show(self.progress.step)
-
-
-class ValLossMonitor(MonitoredMetric):
-    """Scores a round by its validation loss, of which less is better; the score is its negative."""
-
-    name, sign = "val_loss", -1.0
-
-
-class NdcgMonitor(MonitoredMetric):
-    """Scores a round by NDCG, of which more is better."""
-
-    name, sign = "val_ndcg", 1.0
 
 
 class BleuMonitor(BestTracker):
@@ -296,7 +287,7 @@ class Save(keras.callbacks.Callback):
     def save(self) -> None:
         """Saves a checkpoint now."""
         best_step = self.progress.best_step or None
-        self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
+        self.checkpoints.save(self.progress.step, self.model, asdict(self.progress), best_step)
         self.then()
 
 

@@ -84,7 +84,7 @@ class Checkpoints:
         """
         steps = self.steps()
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
-        return last_steps(regular, self.keep, end)
+        return [step for step in regular if end is None or step <= end][-self.keep :]
 
     def save(self, step: int, model: FamilyModel, progress: Mapping[str, float], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
@@ -176,11 +176,6 @@ class Checkpoints:
         return self.folder / f"{step:08d}.{part}.npz"
 
 
-def last_steps(steps: list[int], count: int, end: int | None = None) -> list[int]:
-    """Returns the last `count` of ascending `steps`, up to `end`."""
-    return [step for step in steps if end is None or step <= end][-count:]
-
-
 def average(run: str | Path, last: int) -> list[int]:
     """Rewrites `model.keras` as the mean of the newest `last` checkpoints' weights; returns their steps.
 
@@ -190,12 +185,13 @@ def average(run: str | Path, last: int) -> list[int]:
     folder = RunFolder(run)
     config = read_config(folder)
     checkpoints = Checkpoints(folder.checkpoints)
-    steps = last_steps(checkpoints.steps(), last)
-    if last < 1 or len(steps) < last:
+    kept_steps = checkpoints.steps()
+    if not 1 <= last <= len(kept_steps):
         raise RequestError(
-            f"--last must be between 1 and the {len(checkpoints.steps())} checkpoints kept in {folder.checkpoints}; "
+            f"--last must be between 1 and the {len(kept_steps)} checkpoints kept in {folder.checkpoints}; "
             f"received: {last}"
         )
+    steps = kept_steps[-last:]
     model = make_model(config.model)
     # The rest of the origin (at which step the run ended) stays true, but for what was measured on other weights.
     kept = {name: value for name, value in config.weights.items() if not name.startswith("val_")}

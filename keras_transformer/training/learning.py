@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import keras
@@ -25,7 +26,6 @@ from keras_transformer.text.feeding import Batch, Place, Plan, chosen, dataset, 
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
-from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, clock
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.common_settings import Settings, TextSettings
 from keras_transformer.training.devices import DataParallel, Strategy, seed
@@ -102,7 +102,7 @@ def compiled_model(run: Run[Settings]) -> FamilyModel:
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config.model, dtype)
-    if not _has_checkpoint(run):
+    if not (run.is_resumed and run.folder.has_checkpoint):  # it may have been killed before its first
         _begin(run, model)
     model.micro_batches = settings.accumulate
     model.r_drop = settings.r_drop
@@ -123,11 +123,6 @@ def _compile(run: Run[Settings], model: FamilyModel) -> None:
         jit_compile=bool(settings.xla),
     )
     model.build_for_training()
-
-
-def _has_checkpoint(run: Run[Settings]) -> bool:
-    """Returns whether the weights come from a checkpoint. A run may have been killed before its first."""
-    return run.is_resumed and run.folder.has_checkpoint
 
 
 def _begin(run: Run[Settings], model: FamilyModel) -> None:
@@ -166,10 +161,10 @@ def fit(run: Run[Settings], data: Prepared, model: FamilyModel, strategy: Strate
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
     model = _timed(run, data, model, strategy)
-    if run.is_chief:
-        Checkpoints(run.folder.checkpoints).clear_leftovers()
     num_averaged = run.settings.average_last or MOST_AVERAGED
     checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
+    if run.is_chief:
+        checkpoints.clear_leftovers()
     progress = _restored_progress(run, data.plan, model, checkpoints)
     patience = run.settings.patience
     # True from the start if an early-stopped run was killed before it wrote model.keras.
@@ -222,18 +217,18 @@ def compile_ahead(run: Run[Settings], plan: Plan, model: FamilyModel, strategy: 
     with unchanged(model), _feeding_errors():
         batches = _chosen(plan, strategy, places)
         model.fit(batches, epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False)
-    say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
+    say(f"compiled in {c.clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
 
-def _restored_progress(run: Run[Settings], plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
+def _restored_progress(run: Run[Settings], plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> c.Progress:
     """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
     if not run.is_resumed:
-        return Progress()
-    stored = checkpoints.restore(model, Progress().as_dict())
+        return c.Progress()
+    stored = checkpoints.restore(model, asdict(c.Progress()))
     if stored is None:
         say("no checkpoint yet: starting again")
-        return Progress()
-    progress = Progress(**stored)
+        return c.Progress()
+    progress = c.Progress(**stored)
     if not 0 <= progress.batch < plan.num_batches(progress.epoch):  # another version cut the text otherwise
         warn(f"epoch {progress.epoch} has no batch {progress.batch}: going on with the next epoch")
         progress.epoch, progress.batch = progress.epoch + 1, 0
@@ -246,7 +241,7 @@ def _fit_rounds(
     data: Prepared,
     model: FamilyModel,
     strategy: Strategy,
-    progress: Progress,
+    progress: c.Progress,
     checkpoints: Checkpoints,
 ) -> bool:
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
@@ -275,7 +270,7 @@ def _closed(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
         yield
     finally:
         for callback in callbacks:
-            if isinstance(callback, Interrupt | ProgressLine | Records):
+            if isinstance(callback, c.Interrupt | c.ProgressLine | Records):
                 callback.close()
 
 
@@ -342,7 +337,7 @@ def _fed(strategy: Strategy, of_replicas: Callable[[range, int], tf.data.Dataset
 
 
 def _callbacks(
-    run: Run[Settings], data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints
+    run: Run[Settings], data: Prepared, model: FamilyModel, progress: c.Progress, checkpoints: Checkpoints
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks in the order in which they act: count, check, measure, record, save, show, stop."""
     settings = run.settings
@@ -366,12 +361,12 @@ def _callbacks(
         *validation,
         records,
         save,
-        ProgressLine(progress, settings.steps, run.task.UNIT),
+        c.ProgressLine(progress, settings.steps, run.task.UNIT),
         c.Interrupt(stop_on_nan.check_weights, save.save),
     ]
 
 
-def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[np.ndarray]:
+def _metrics_so_far(model: FamilyModel, progress: c.Progress, every: int) -> list[np.ndarray]:
     """Returns the metric state of an unfinished round; empty with several workers, of which each knows a part."""
     if progress.step % every == 0:
         return []

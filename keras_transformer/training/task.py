@@ -80,9 +80,9 @@ class TaskTraining(Generic[S, Data, Model]):
         self, run: Run[S], data: Data, model: Model, progress: Progress, show: Show
     ) -> list[keras.callbacks.Callback]:
         """Returns what follows the validation of a round: early stopping by its loss, and samples for `show`."""
-        from keras_transformer.training.callbacks import ValLossMonitor
+        from keras_transformer.training.callbacks import MetricMonitor
 
-        return [ValLossMonitor(progress, run.settings.patience)]
+        return [MetricMonitor(progress, run.settings.patience)]
 
     def decoding_seconds(self, run: Run[S], data: Data, model: Model) -> float:
         """Returns how long a validation decodes; 0 for a task that does not."""

@@ -152,7 +152,8 @@ def tell_time(run: Run[Settings], found: Estimate) -> bool:
         f"about {clock(found.seconds(steps))} on this machine: {steps:,} {'more ' * (steps < run.settings.steps)}steps "
         f"of {found.step:.2g} s, {rounds} validation{'s' if rounds > 1 else ''} of {found.validation:.2g} s"
     )
-    if found.seconds(steps) > LONG_SECONDS and not (run.is_resumed or _is_asked_for(run)):
+    is_asked_for = run.given.keys() & {"steps", "hours", "preset"} or "steps" in run.corpus.recipe
+    if found.seconds(steps) > LONG_SECONDS and not (run.is_resumed or is_asked_for):
         say("that is long: you may stop with Ctrl-C and give one of these, of which the last is what goes on now")
         for command in shorter_commands(run):
             say(f"  {command}")
@@ -170,7 +171,7 @@ def estimate(
         model: compiled and built.
         batches, valid_batches: for `model.fit`, those at `timed_places`.
     """
-    settings, task, watch = run.settings, run.task, StepTimer()
+    settings, watch = run.settings, StepTimer()
     say("timing the first steps")
     with unchanged(model):
         model.fit(
@@ -180,8 +181,8 @@ def estimate(
         recording = _recording_seconds(run, model)
     a_position = _seconds_a_position(data.plan, watch.trained)
     forward = _seconds_a_position(data.valid_plan, watch.validated)
-    decoding = getattr(task, "decoding_seconds", lambda *_: 0.0)(run, data, model)
-    measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0) + decoding
+    measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0)
+    measuring += run.task.decoding_seconds(run, data, model)
     tracing = watch.validated[0] - watch.began
     num_compared = 1 if settings.ema or settings.average_last else NUM_COMPARED
     return Estimate(
@@ -240,10 +241,6 @@ def _as_words(given: Config, settings: Settings) -> list[str]:
             value = ",".join(map(str, value)) if isinstance(value, list) else value
             words += [flag.spelling, f"{value:g}" if name == "hours" else str(value)]
     return words
-
-
-def _is_asked_for(run: Run[Settings]) -> bool:
-    return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
 
 
 def _positions(plan: Plan, place: Place) -> int:

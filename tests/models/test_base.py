@@ -12,7 +12,7 @@ import pytest
 from keras_transformer import models
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
-from keras_transformer.models.inspection import difference_in_parts
+from keras_transformer.models.model_factory import difference_in_parts
 from keras_transformer.spec import model_spec
 from tests.layer_check import array, assert_close, assert_equal, randomize
 from tests.models import variants
@@ -143,12 +143,7 @@ def set_floatx(dtype: str) -> None:
 
 
 def test_models_train_in_float64_and_none_is_of_half_precision_throughout(request):
-    parts: dict[str, Any] = {
-        "attention": "windowed",
-        "feed_forward": "experts",
-        "stack": "universal",
-        "positions": "none",
-    }
+    parts: Any = {"attention": "windowed", "feed_forward": "experts", "stack": "universal", "positions": "none"}
     request.addfinalizer(lambda: set_floatx("float32"))
     set_floatx("float64")
     model = models.Transformer(**OF_ONE, **parts)

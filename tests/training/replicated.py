@@ -131,15 +131,6 @@ def what_is_added_to_the_loss_counts_once() -> None:
     assert np.all(np.array(once[1]["loss"]) > 1.02 * np.array(train()[1]["loss"]))
 
 
-def any_loss_of_keras_learns_the_weighted_sum() -> None:
-    """A loss that takes a mean divides the weights by their sum."""
-
-    def heavier() -> Iterator[Batch]:
-        return (batch._replace(weights=3 * batch.weights) for batch in batches())
-
-    assert_same(train(2, loss=mean_loss(ignore_class=0), data=heavier), train(loss=SmoothedCrossEntropy(0.0)))
-
-
 def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
     """In the first step the rows of the other replica overflow."""
     optimizers: list[Any] = []
@@ -206,7 +197,6 @@ QUICK = [
     two_learn_what_one_learns,
     without_weights_the_mean_over_real_tokens_is_learned,
     what_is_added_to_the_loss_counts_once,
-    any_loss_of_keras_learns_the_weighted_sum,
     in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none,
     timed_steps_leave_nothing_and_are_repeated_exactly,
 ]

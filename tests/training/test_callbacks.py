@@ -90,11 +90,11 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
-    for judge, better, worse in ((callbacks.ValLossMonitor, 2.0, 3.0), (callbacks.NdcgMonitor, 0.3, 0.2)):
-        one = judge(progress := Progress(step=5))
-        one.on_epoch_end(0, {judge.name: better})
+    for name, better, worse in (("val_loss", 2.0, 3.0), ("val_ndcg", 0.3, 0.2)):
+        one = callbacks.MetricMonitor(progress := Progress(step=5), name=name)
+        one.on_epoch_end(0, {name: better})
         progress.step = 6
-        one.on_epoch_end(0, {judge.name: worse})
+        one.on_epoch_end(0, {name: worse})
         assert (progress.best_step, progress.validations_without_better) == (5, 1)
 
 

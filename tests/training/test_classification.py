@@ -166,13 +166,7 @@ def test_wrong_requests_are_refused(folder, refused):
 
 @pytest.mark.parametrize("has_same_labels", [False, True])
 def test_the_layer_before_a_head_is_inherited_with_the_head_alone(has_same_labels):
-    sizes: dict[str, Any] = {
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 8,
-        "intermediate_dim": 12,
-        "head_layer": True,
-    }
+    sizes: Any = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "head_layer": True}
     parent: Any = Encoder(20, num_labels=2 if has_same_labels else None, **sizes)
     model: Any = Encoder(20, num_labels=2, **sizes)
     randomize(parent)

@@ -24,13 +24,8 @@ def test_jax_trains_without_tensorflow(processes, tmp_path):
 
 def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):
     usual: Any = settings_of("translation")()
-    refused: dict[str, dict[str, Any]] = {
-        "--accumulate": {"accumulate": 2},
-        "--r-drop": {"r_drop": 1.0},
-        "--threads": {"threads": 1},
-        "--no-xla": {"xla": False},
-        "--static-shapes 0": {"static_shapes": 0},
-    }
+    refused: dict[str, dict[str, Any]] = {"--accumulate": {"accumulate": 2}, "--r-drop": {"r_drop": 1.0}}
+    refused |= {"--threads": {"threads": 1}, "--no-xla": {"xla": False}, "--static-shapes 0": {"static_shapes": 0}}
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     for name, given in refused.items():
         with pytest.raises(RequestError, match=f"^{name} needs TensorFlow; received KERAS_BACKEND=jax"):

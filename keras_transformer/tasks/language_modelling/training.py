@@ -23,7 +23,7 @@ from keras_transformer.text.held_out import drawn
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.callbacks import ValLossMonitor
+from keras_transformer.training.callbacks import MetricMonitor
 from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.common_settings import OneLanguageSettings
 from keras_transformer.training.preparation import (
@@ -131,7 +131,7 @@ class Training(TextTraining[Settings, Prose | Pairs, LanguageModel]):
                 set_weights(twin, present_weights(model))
                 show(step, data.sample(generator, run.settings.seed))
 
-        return [ValLossMonitor(progress, run.settings.patience, show_sample)]
+        return [MetricMonitor(progress, run.settings.patience, show=show_sample)]
 
 
 def prepare_prose(run: Run, cache: Path, num_replicas: int) -> Prose:

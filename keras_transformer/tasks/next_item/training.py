@@ -19,7 +19,7 @@ from keras_transformer.tasks.next_item.settings import Settings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.callbacks import NdcgMonitor
+from keras_transformer.training.callbacks import MetricMonitor
 from keras_transformer.training.task import Prepared, Run, Show, TaskTraining
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Training(TaskTraining[Settings, Histories, SequenceEncoder]):
         self, run: Run, data: Histories, model: SequenceEncoder, progress: Progress, show: Show
     ) -> list[keras.callbacks.Callback]:
         """Returns early stopping by NDCG."""
-        return [NdcgMonitor(progress, run.settings.patience)]
+        return [MetricMonitor(progress, run.settings.patience, "val_ndcg")]
 
     def final_metrics(self, run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
         """Measures recall and NDCG."""
