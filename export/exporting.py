@@ -87,11 +87,23 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     tell(certificate, folder)
 
 
-def tell(certificate: Certificate, folder: Path, mend: str = "") -> None:
-    """Prints a certificate, and where it was written. Raises JobError unless every artefact holds."""
+def tell(certificate: Certificate, folder: Path | None, mend: str = "") -> None:
+    """Prints a certificate, and where it was written.
+
+    Args:
+        certificate: what was found.
+        folder: where it was written; None if nothing was.
+        mend: what the error says behind the place of the reasons.
+
+    Raises:
+        JobError: not every artefact holds; the message names where the reasons stand.
+    """
     show(markdown(certificate))
-    say(f"wrote {folder}")
-    refuse_unless_it_holds(certificate, f"{folder / 'CERTIFICATE.md'}{mend}")
+    if folder:
+        say(f"wrote {folder}")
+    if not certificate.holds:
+        where = folder / "CERTIFICATE.md" if folder else "the report"
+        raise JobError(f"not every artefact answers as the model does: see {where}{mend}")
 
 
 def verify(arguments: argparse.Namespace) -> None:
@@ -108,23 +120,14 @@ def verify(arguments: argparse.Namespace) -> None:
                 f"{kept.folder} is an export of another kind of model than {arguments.run}: give its own run"
             )
         sentences, references = text_to_certify_on(arguments, run)
-        precisions = {artefact.precision for artefact in artefacts} if run.signature.has_references else {}
-        check_text(sentences, references, precisions)
         certificate = certify(run, kept.folder, artefacts, kept.decoding, sentences, references)
-    show(markdown(certificate))
-    refuse_unless_it_holds(certificate, "the report")
+    tell(certificate, None)
 
 
 def show(certificate: str) -> None:
     """Prints a certificate. Whether anybody reads it changes nothing of what the command does next."""
     with suppress(OutputClosed):
         print_result(certificate, end="")
-
-
-def refuse_unless_it_holds(certificate: Certificate, where: str) -> None:
-    """Raises JobError, which names where the reasons stand, unless every artefact holds."""
-    if not certificate.holds:
-        raise JobError(f"not every artefact answers as the model does: see {where}")
 
 
 def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:

@@ -31,15 +31,16 @@ TOLERANCE = 1e-4  # as a share of the range of the logits
 NUM_PROBES, PROBE_LENGTH = 4, 8
 
 
-def require_form(run: TrainedRun) -> None:
-    """Raises RequestError, which names what the nearest architecture lacks, unless one of them holds the run."""
+def require_form(run: TrainedRun) -> tuple[Form, Config, Config]:
+    """Returns what `form_of` finds, or raises RequestError, which names what the nearest architecture lacks."""
     require_own_parts(run.model, FORMAT, "float32")
-    form, *_ = form_of(run.model, vocabulary_of(run))
+    form, options, read = form_of(run.model, vocabulary_of(run))
     beginning_of(run, form)
     if run.pipeline.longest_answer and not all(one.is_sentencepiece for one in run.tokenizers):
         raise RequestError(
             f"{FORMAT}: the run answers prompts behind a separator, which its own tokenizer.json does not put there"
         )
+    return form, options, read
 
 
 def vocabulary_of(run: TrainedRun) -> Tokenizer | None:
@@ -66,10 +67,9 @@ def export_huggingface(
             the path holds something else.
     """
     require_precision(FORMAT, precision)
-    require_form(run)
+    form, options, read = require_form(run)
     path = Path(folder) / FORMAT
     with replaced(path, "config.json", "a model") as aside:
-        form, options, read = form_of(run.model, vocabulary_of(run))
         ids = with_own_start(run, form)
         layout = form.layout(TensorFile(aside, {}), read, ids)
         write_safetensors(aside / "model.safetensors", tensors_of(run.model, form, layout))

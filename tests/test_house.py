@@ -52,7 +52,7 @@ LEVELS = {name: level for level, line in enumerate(FLOORS.strip().splitlines()) 
 # The folders of the tasks may take from one another. The house reaches them by the registry alone.
 ONE_NAME = {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glob(f"{PACKAGE}/tasks/*/__init__.py")}
 # They run where this project is not installed.
-ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
+ALONE = ["export.certificate.runner", "export.certificate.runtimes"]
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = "spec ops layers models search losses metrics schedules"
 ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends

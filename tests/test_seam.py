@@ -13,7 +13,7 @@ from keras import ops
 import train
 from export.__main__ import main as export
 from export.artefacts import Decoding
-from export.certificate.onnx_runner import nothing_yet
+from export.certificate.runtimes import nothing_yet
 from export.onnx.export import encoder_model, step_model, translate_model
 from keras_transformer.__main__ import main as command
 from keras_transformer.models import Transformer, count_parameters, make_model, model_config

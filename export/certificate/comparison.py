@@ -17,11 +17,10 @@ import numpy as np
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, valid
 from keras_transformer.checking.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.checking.signatures import Ids, ReferenceAnswer, ReferenceSearch, Searching, Vocabularies
-from keras_transformer.core import task_registry
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import Schema, having, list_of, object_of, parse_json, read_json, whole
-from keras_transformer.core.task_registry import task_named
+from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
@@ -89,7 +88,6 @@ class StoredSearch(ReferenceSearch):
 
     def __init__(self, vocabularies: Vocabularies, stored: Sequence[Config], config: Config, beginning: Sequence[int]):
         self.vocabularies, self._stored = vocabularies, stored
-        self._limits = [one["limit"] for one in stored]
         self.beginning = beginning
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
 
@@ -109,7 +107,7 @@ class StoredSearch(ReferenceSearch):
         return self._stored[place]["read"]
 
     def limit(self, place: int) -> int:
-        return self._limits[place]
+        return self._stored[place]["limit"]
 
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         return [math.nan] * len(rows)
@@ -307,7 +305,7 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[Input], list[str]
         RequestError: the run has none.
     """
     folder, config = RunFolder(run), read_config(run)
-    return task_registry.TASKS[config.task].signature(config.sections).validation(folder, config)
+    return TASKS[config.task].signature(config.sections).validation(folder, config)
 
 
 def check_text(sentences: Sequence[Input], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
@@ -345,8 +343,7 @@ def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int
         check_vocabularies(artefact, folder, expected)
         with tempfile.TemporaryDirectory() as place:
             task = task_of(artefact, expected, threads, cut_tokenizer(artefact, Path(place)))
-            execution = run_artefact(artefact, task)
-        result = execution.result
+            result, log = run_artefact(artefact, task)
         on_gpu = result["device"] == "GPU"
         judgement = judge(expected, artefact, result, device_name("CUDAExecutionProvider" if on_gpu else ""))
         if judgement.holds:
@@ -356,7 +353,7 @@ def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int
     return replace(
         entry,
         holds=judgement.holds,
-        held_against="; ".join([rule, *device_notes(artefact, judgement.measured.device, execution.log)]),
+        held_against="; ".join([rule, *device_notes(artefact, judgement.measured.device, log)]),
         reason=judgement.reason,
         judgement=judgement,
         verified=expected.signature.noun,

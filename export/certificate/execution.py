@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,11 +24,6 @@ from .runner import Answers, Result, Task
 from .tokenizers import reads_of
 
 RUNNER = Path(__file__).with_name("runner.py")
-BATCH_SIZE = 32
-NUM_ALONE = 32  # so many texts also run alone and padded, unless that takes longer than
-ALONE_SECONDS = 5.0
-NUM_FEW = 4  # texts that signatures besides the main one get
-PAD_COLUMNS = 16
 
 
 def may_use_gpu(artefact: Artefact) -> bool:
@@ -65,13 +59,6 @@ def why_no_gpu(log: str) -> str:
     return " ".join(found[1].split())[:500] if found else ""
 
 
-class Execution(NamedTuple):
-    """How an artefact ran: what the runner saw, and what the runtime wrote to standard output and standard error."""
-
-    result: Result
-    log: str
-
-
 def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Path | None = None) -> Task:
     """Returns the runner's task.
 
@@ -92,13 +79,8 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
         "gpu": may_use_gpu(artefact),
         "threads": threads,
         "texts": inputs,
-        "num_alone": texts.num_probes + NUM_ALONE,
-        "alone_seconds": ALONE_SECONDS,
-        "num_first": texts.num_probes,
         "num_long": texts.num_long,
-        "num_few": texts.num_probes + NUM_FEW,
-        "batch_size": BATCH_SIZE,
-        "pad_columns": PAD_COLUMNS,
+        "num_probes": texts.num_probes,
         "reads": reads_of(artefact, expected, inputs),
         "tokenizer": str(tokenizer) if tokenizer else None,
         "max_length": decoding.max_length,
@@ -110,8 +92,9 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
     }
 
 
-def run_artefact(artefact: Artefact, task: Task) -> Execution:
-    """Runs the artefact in a process of its own.
+def run_artefact(artefact: Artefact, task: Task) -> tuple[Result, str]:
+    """Runs the artefact in a process of its own; returns what the runner saw, and what the runtime wrote to standard
+    output and standard error.
 
     Raises:
         BrokenArtefact: it raised an error, crashed or hung.
@@ -132,7 +115,7 @@ def run_artefact(artefact: Artefact, task: Task) -> Execution:
     if "error" in result:
         reason = "; ".join(filter(None, [result["error"], why_no_gpu(log)]))
         raise BrokenArtefact(reason, had_no_gpu=not result["cuda"])
-    return Execution(result, log)
+    return result, log
 
 
 def run_in_process(arguments: Sequence[str], folder: str, task: Task) -> str:
@@ -211,7 +194,7 @@ def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answe
         for batch, found in answers["shapes"][name]:
             longest = max([1, *batch[1:2]])
             shape = [batch[0], *(min(longest, sizes["S"]) if axis == "S" else sizes.get(axis) for axis in output.axes)]
-            if not fits(found, shape):
+            if len(found) != len(shape) or any(size not in (None, one) for size, one in zip(shape, found, strict=True)):
                 raise BrokenArtefact(f"{where}: expected {name} of shape {shape} for {batch}; it has {found}")
 
 
@@ -224,13 +207,6 @@ def check_finite(name: str, rows: Sequence[ArrayLike], where: str, allows_none: 
         ):
             found = values[~np.isfinite(values)].flat[0]
             raise BrokenArtefact(f"{where}: {name} of text {number} is not finite: {found}")
-
-
-def fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
-    """Whether a shape has the expected sizes; None allows every size."""
-    return len(shape) == len(expected) and all(
-        size is None or size == given for size, given in zip(expected, shape, strict=True)
-    )
 
 
 def in_words(kind: str) -> str:

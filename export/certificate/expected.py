@@ -157,7 +157,7 @@ class Expected(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The sizes of outputs that are fixed, by the letters of `decoding.signatures`; S, the largest one."""
+        """The sizes of outputs that are fixed, by the letters of `checking.signatures`; S, the largest one."""
 
     @abstractmethod
     def answer(self, place: int) -> str:

@@ -211,7 +211,7 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
     by_name = {trial.name: trial.answers for trial in trials}
     given = [one for one in by_name["batched"] if one.place >= expected.texts.first_given]
     every = [one for trial in trials for one in trial.answers if one.is_known]
-    bleu: BleuComparison | None = None
+    bleu: tuple[float | None, ...] = (None, None, None)
     if expected.references is not None and given:
         texts, own = [one.answer for one in given], [expected.answer(one.place) for one in given]
         bleu = compare_bleu(texts, own, [expected.references[one.place - expected.texts.first_given] for one in given])
@@ -226,9 +226,9 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
         vector_difference=max((one.vector for one in every), default=0.0),
         loss=loss,
         loss_error=loss_error,
-        bleu=bleu.bleu if bleu else None,
-        model_bleu=bleu.model_bleu if bleu else None,
-        bleu_interval=bleu.interval if bleu else None,
+        bleu=bleu[0],
+        model_bleu=bleu[1],
+        bleu_interval=bleu[2],
         alone=min(len(main["alone"]["seconds"]), len(main["padded"]["seconds"])),
         batched_differ=num_different(by_name["alone"], by_name["batched"]),
         padded_differ=num_different(by_name["alone"], by_name["padded"]),
@@ -366,25 +366,19 @@ def bleu_fault(bounds: Bounds, measured: Measured) -> Iterator[str]:
         yield f"a BLEU loss of {loss:.2f}, more than {most:.2f}"
 
 
-class BleuComparison(NamedTuple):
-    """BLEU of an artefact and of the model, and half the 95 % interval of the loss, by bootstrap (Koehn 2004)."""
+def compare_bleu(
+    texts: Sequence[str], model_texts: Sequence[str], references: Sequence[str]
+) -> tuple[float, float, float]:
+    """BLEU of an artefact's texts, that of the model's, and half the 95 % interval of the loss.
 
-    bleu: float
-    model_bleu: float
-    interval: float
-
-
-def compare_bleu(texts: Sequence[str], model_texts: Sequence[str], references: Sequence[str]) -> BleuComparison:
-    """Compares BLEU of an artefact's texts and of the model's.
-
-    Each bootstrap sample draws sentences with replacement, the same sentences for both.
+    The interval is found by bootstrap (Koehn 2004): each sample draws sentences with replacement, the same for both.
     """
     artefact, model = (bleu_statistics(some, references) for some in (texts, model_texts))
     count = len(references)
     draws = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
     losses = [bleu_of(one) - bleu_of(other) for one, other in zip(draws @ model, draws @ artefact, strict=True)]
     low, high = np.percentile(losses, [2.5, 97.5])
-    return BleuComparison(bleu_of(artefact.sum(axis=0)), bleu_of(model.sum(axis=0)), float(high - low) / 2)
+    return bleu_of(artefact.sum(axis=0)), bleu_of(model.sum(axis=0)), float(high - low) / 2
 
 
 def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:

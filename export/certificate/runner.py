@@ -4,8 +4,7 @@
 {"missing": module} if a module is not installed, and {"error": one line, "cuda": whether ONNX Runtime can put a value
 on a GPU} if the artefact fails.
 
-Each format has a script beside this one, such as onnx_runner.py. Its function `prepare` takes the task and imports the
-runtime; what it returns loads the artefact and returns the fields of `Loaded`.
+Each format has a function in the script runtimes.py beside this one.
 """
 
 from __future__ import annotations
@@ -23,6 +22,11 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 PAD = 0
+BATCH_SIZE = 32
+PAD_COLUMNS = 16  # so many columns of padding ids get when they run padded
+NUM_ALONE = 32  # so many texts, and the probes, also run alone and padded; texts only as long as it takes less than
+ALONE_SECONDS = 5.0
+NUM_FEW = 4  # so many texts, and the probes, are given to signatures besides the main one
 WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
 ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions")
 PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "ctranslate2", "numpy")
@@ -42,13 +46,8 @@ class Task(TypedDict):
     gpu: bool  # whether the runtime may use a GPU
     threads: int
     texts: Texts
-    num_alone: int  # so many texts, the first behind the long ones, also run alone and padded
-    alone_seconds: float  # after this time no further text runs alone, or padded, beyond the first `num_first`
-    num_first: int  # so many texts run alone and padded, however long that takes
     num_long: int  # the first texts are long: they have a batch of their own, and run neither alone nor padded
-    num_few: int  # so many texts, the first behind the long ones, are given to signatures besides the main one
-    batch_size: int
-    pad_columns: int  # how many columns of padding ids get when they run padded
+    num_probes: int  # the texts behind these
     reads: list[tuple[str, list[int]]]  # texts, and the ids that the artefact's tokenizer has to make of them
     tokenizer: str | None  # a file that holds the artefact's tokenizer alone, where the format needs one
     max_length: int | None  # the limit of the search around two halves or a step
@@ -114,14 +113,14 @@ def main(task_path: str, result_path: str) -> None:
         result = {"error": str(error), "cuda": False}
     except Exception as error:  # a runtime may raise anything: the certificate reports it
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
-        has_cuda = task["format"] == "onnx" and script_of("onnx")["has_cuda"]()
+        has_cuda = task["format"] == "onnx" and runtimes()["has_cuda"]()
         result = {"error": " ".join(line.split())[:500], "cuda": has_cuda}
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")
 
 
 def run(task: Task) -> Result:
     """Loads the artefact, compares its tokenizer, and runs each of its signatures."""
-    load = script_of(task["format"])["prepare"](task)  # the import does not count
+    load = runtimes()[f"prepare_{task['format']}"](task)  # the import does not count
     start = time.perf_counter()
     loaded = Loaded(*load())
     load_seconds = time.perf_counter() - start
@@ -140,9 +139,9 @@ def run(task: Task) -> Result:
     }
 
 
-def script_of(format: str) -> dict[str, Any]:
-    """What the script of a format defines."""
-    return runpy.run_path(str(Path(__file__).with_name(f"{format}_runner.py")))
+def runtimes() -> dict[str, Any]:
+    """What the script of the runtimes defines."""
+    return runpy.run_path(str(Path(__file__).with_name("runtimes.py")))
 
 
 def check_tokenizer(loaded: Loaded, reads: Sequence[tuple[str, list[int]]]) -> None:
@@ -156,17 +155,16 @@ def check_tokenizer(loaded: Loaded, reads: Sequence[tuple[str, list[int]]]) -> N
 
 def trials(answers: Run, task: Task, is_main: bool) -> Trials:
     """Runs a signature in batches, alone, padded and on none; one that is not the main one on few texts."""
-    long, texts, size = task["texts"][: task["num_long"]], usual_texts(task), task["batch_size"]
-    texts = texts if is_main else texts[: task["num_few"]]
-    batches = [texts[first : first + size] for first in range(0, len(texts), size)]
-    alone = [[text] for text in texts[: task["num_alone"]]]
+    long, texts, num_probes = task["texts"][: task["num_long"]], usual_texts(task), task["num_probes"]
+    texts = texts if is_main else texts[: num_probes + NUM_FEW]
+    batches = [texts[first : first + BATCH_SIZE] for first in range(0, len(texts), BATCH_SIZE)]
+    alone = [[text] for text in texts[: num_probes + NUM_ALONE]]
     make = batch_maker(task)
-    answers(make(texts[:size]))  # to warm up
-    at_least, seconds = task["num_first"], task["alone_seconds"]
+    answers(make(batches[0]))  # to warm up
     return {
         "batched": answer(answers, [*[long] * (is_main and bool(long)), *batches], make),
-        "alone": answer(answers, alone, make, at_least, seconds),
-        "padded": answer(answers, alone, padding(task, make), at_least, seconds),
+        "alone": answer(answers, alone, make, num_probes, ALONE_SECONDS),
+        "padded": answer(answers, alone, padding(task, make), num_probes, ALONE_SECONDS),
         "empty": answer(answers, [texts[:1]], lambda some: make(some)[:0]),
     }
 
@@ -223,7 +221,7 @@ def batch_of_ids(texts: Texts) -> np.ndarray:
 def padding(task: Task, make: MakeBatch) -> MakeBatch:
     """A function that makes a padded batch: ids get more columns; others get a neighbour, the longest usual text."""
     if make is batch_of_ids:
-        return lambda texts: np.pad(make(texts), [(0, 0), (0, task["pad_columns"])], constant_values=PAD)
+        return lambda texts: np.pad(make(texts), [(0, 0), (0, PAD_COLUMNS)], constant_values=PAD)
     longest = max(usual_texts(task), key=len)
     return lambda texts: make([*texts, longest])
 

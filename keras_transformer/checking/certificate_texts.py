@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ ODD_TEXTS = (
 )
 
 
-class Texts(Sequence[Any]):
+class Texts(list[Any]):
     """The texts of a certificate: long ones, then the other odd ones, then those that it is given.
 
     Args:
@@ -38,18 +38,8 @@ class Texts(Sequence[Any]):
     """
 
     def __init__(self, long: Sequence[object], probes: Sequence[object], given: Sequence[object]):
-        self.all = [*long, *probes, *given]
+        super().__init__([*long, *probes, *given])
         self.num_long, self.num_probes = len(long), len(probes)
-
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Any]: ...
-    def __getitem__(self, place: Any) -> Any:
-        return self.all[place]
-
-    def __len__(self) -> int:
-        return len(self.all)
 
     @property
     def first_given(self) -> int:

@@ -1,11 +1,15 @@
-"""The programs of BUILD.md run as they are written there, and translate as the model does."""
+"""The programs of BUILD.md run as they are written there, and translate as the model does; its bounds are those of the
+certificate. The extras of an export differ in ONNX Runtime alone.
+"""
 
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
+from keras_transformer.runs.export_folder import BOUNDS, Bounds
 from tests.export.conftest import ROOT, SEARCH
 
 BUILD = (ROOT / "BUILD.md").read_text(encoding="utf-8")
@@ -36,3 +40,21 @@ def test_every_artefact_has_a_short_program_that_runs_as_written(
         (best,) = trained.pipeline.n_best(["forty-two"], **SEARCH)[0]
         text, score = printed.rstrip("\n").rsplit(" ", 1)
         assert (text, float(score)) == (best.text, pytest.approx(best.score, abs=1e-4))
+
+
+def test_the_table_of_bounds_is_the_certificates():
+    """A bound that does not count in a precision stands in no cell."""
+    rows = [[cell.strip("` ") for cell in row.strip("|").split("|")] for row in BUILD.splitlines() if row[:3] == "| `"]
+    table = {name: cells[1:] for name, *cells in rows if name in Bounds._fields and len(cells) == 4}
+    assert [*table] == [*Bounds._fields]
+    empty = {(name, place) for name, cells in table.items() for place, cell in enumerate(cells) if not cell}
+    assert empty == {("identical", 1), ("identical", 2), ("mean_choice", 0), ("bleu", 0)}
+    for place, bounds in enumerate(BOUNDS.values()):
+        found = {name: float(cells[place]) for name, cells in table.items() if cells[place]}
+        assert found == {name: getattr(bounds, name) for name in found}
+
+
+def test_the_extras_for_cpus_and_gpus_differ_in_onnx_runtime_alone():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    differing = {*extras["export"]} ^ {*extras["export-gpu"]}
+    assert sorted(re.split(r"[\[<>=]", each)[0] for each in differing) == ["onnxruntime", "onnxruntime-gpu"]

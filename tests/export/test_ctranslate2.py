@@ -12,7 +12,7 @@ import pytest
 from export import ctranslate2 as exporting
 from export.artefacts import Artefact, Decoding, TrainedRun, Unwritable
 from export.certificate.contents import contents_of
-from export.certificate.ctranslate2_runner import Search
+from export.certificate.runtimes import CTranslate2Search
 from export.ctranslate2 import export_ctranslate2, require_held
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import LanguageModel, Transformer
@@ -59,9 +59,9 @@ def make_run(parts: dict[str, Any], source, target) -> TrainedRun:
     return TrainedRun(Translator(model, source, target))
 
 
-def search_in(path: Path) -> Search:
+def search_in(path: Path) -> CTranslate2Search:
     """The runner's search."""
-    return Search(ctranslate2.Translator(str(path), intra_threads=1), path)
+    return CTranslate2Search(ctranslate2.Translator(str(path), intra_threads=1), path)
 
 
 def found_by(run: TrainedRun, path: Path, text: list[str]) -> tuple[list[list[int]], np.ndarray]:

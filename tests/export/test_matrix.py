@@ -18,7 +18,6 @@ from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun
 from export.certificate import comparison, execution, judgement, runner
 from export.certificate.comparison import certify
 from export.certificate.comparison import expected_of as expected_of_run
-from export.certificate.execution import Execution
 from export.exporting import check_parts, write_artefacts
 from export.hub_forms import FORMAT
 from keras_transformer.checking.certificate_texts import Texts
@@ -118,7 +117,7 @@ def run(request, monkeypatch) -> TrainedRun:
     """A variant's run, whose artefacts run in this process, which has set its threads already."""
     keep_threads(monkeypatch)
     monkeypatch.setattr(comparison, "expected_of", lambda run, decoding, *_: expected_of(run.pipeline, decoding))
-    monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
+    monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: (runner.run(task), ""))
     # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
     monkeypatch.setattr(Searching, "signatures", Signature.signatures)
     monkeypatch.setattr(execution, "signatures_of", lambda artefact, form: [artefact.signature])

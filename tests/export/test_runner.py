@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, artefacts_in
-from export.certificate import onnx_runner
+from export.certificate import runner, runtimes
 from export.certificate.execution import run_artefact
 from export.certificate.runner import batch_of_ids
 from export.onnx.export import encoder_model, step_model, translate_model
@@ -44,9 +44,8 @@ def task_for(artefact: Artefact, texts: list[Any], **changed: Any) -> Any:
     """A task of the runner for these texts, without probes."""
     return {
         "paths": [str(path) for path in artefact.paths], "format": artefact.format, "takes": artefact.interface,
-        "input": "source_ids", "gpu": False, "threads": 1, "texts": texts, "num_alone": 64, "alone_seconds": 5.0,
-        "num_first": 0, "num_long": 0, "num_few": 64, "batch_size": 32, "pad_columns": 16, "reads": [],
-        "tokenizer": None, "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0,
+        "input": "source_ids", "gpu": False, "threads": 1, "texts": texts, "num_long": 0, "num_probes": 0,
+        "reads": [], "tokenizer": None, "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0,
         "beginning": [], **changed,
     }  # fmt: skip
 
@@ -66,11 +65,13 @@ def test_artefacts_are_known_by_their_names(tmp_path):
     assert found["onnx/encoder.onnx"].paths == [tmp_path / "onnx" / "encoder.onnx", tmp_path / "onnx" / "step.onnx"]
 
 
-def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
+def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path, monkeypatch):
     sentences = [[5, 6, END], [7, END], [END], [8, 9, 10, 11, END], [12, END]]
     artefact = echo(tmp_path / "translate.onnx", [1])
-    task = task_for(artefact, sentences, batch_size=2, num_alone=3, num_long=1)
-    result = run_artefact(artefact, task).result
+    for name, value in {"BATCH_SIZE": 2, "NUM_ALONE": 3}.items():
+        monkeypatch.setattr(runner, name, value)
+    task: Any = task_for(artefact, sentences, num_long=1)
+    result: Any = runner.run(task)
     batched, alone, padded = (result["signatures"][""][given] for given in ("batched", "alone", "padded"))
     assert batched["outputs"]["target_ids"] == sentences
     assert batched["outputs"]["score"] == [sum(ids) for ids in sentences]
@@ -78,9 +79,10 @@ def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
     assert len(batched["seconds"]) == 3  # the long one by itself
     for answers in (alone, padded):
         assert answers["outputs"]["target_ids"] == sentences[1:4] and len(answers["seconds"]) == 3
-    assert (result["device"], result["provider"], result["modules"]) == ("CPU", CPU, [])
+    assert (result["device"], result["provider"]) == ("CPU", CPU)
     assert {"python", "onnxruntime"} <= result["versions"].keys()
-    result = run_artefact(artefact, task | {"alone_seconds": 0.0, "num_first": 2}).result
+    monkeypatch.setattr(runner, "ALONE_SECONDS", 0.0)
+    result = runner.run(task | {"num_probes": 2})
     assert len(result["signatures"][""]["alone"]["outputs"]["score"]) == 2, "no time, but for the first"
     artefact = replace(echo(tmp_path / "translate.onnx", [0, 1]), precision="int8")  # so it gets no GPU
     with pytest.raises(BrokenArtefact, match="a row for each of 1 texts") as caught:
@@ -113,15 +115,15 @@ def test_the_libraries_of_cuda_are_loaded_and_tf32_is_off(monkeypatch, has_gpu, 
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
     artefact = Artefact(Path("translate.onnx"), "onnx", "ids", "float32")
-    _, provider, found, _ = onnx_runner.prepare(task_for(artefact, [[5, END]], gpu=gpu))()
+    _, provider, found, _ = runtimes.prepare_onnx(task_for(artefact, [[5, END]], gpu=gpu))()
     assert (found, provider == CUDA) == (device, device == "GPU")
     assert received == asked
 
 
 def test_a_gpu_is_there_if_a_value_can_be_put_on_it(monkeypatch):
     for on_device, found in ((lambda array, device: {"cuda": array}[device], True), (lambda *_: 1 / 0, False)):
-        monkeypatch.setattr(onnx_runner, "on_device", on_device)
-        assert onnx_runner.has_cuda() == found
+        monkeypatch.setattr(runtimes, "on_device", on_device)
+        assert runtimes.has_cuda() == found
 
 
 def test_the_search_around_two_halves_emits_what_the_graphs_search_emits(tiny_model, tokenizer, tmp_path):
@@ -133,7 +135,7 @@ def test_the_search_around_two_halves_emits_what_the_graphs_search_emits(tiny_mo
         halves = [of(make(run, "float32"), tmp_path) for make in (encoder_model, step_model)]
         task = task_for(parts, [[5, END]], max_length=9, num_control_ids=num_control_ids)
         source_ids = batch_of_ids([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
-        found = onnx_runner.GreedySearch(task, halves, device="cpu")(source_ids)
+        found = runtimes.GreedySearch(task, halves, device="cpu")(source_ids)
         whole = of(translate_model(run, Decoding(1, max_length=9), "float32"), tmp_path)
         expected_ids, expected_scores = whole.run(None, {"source_ids": source_ids})
         np.testing.assert_array_equal(found["target_ids"][:, : expected_ids.shape[1]], expected_ids)

@@ -3,7 +3,7 @@
 import pytest
 from keras import ops
 
-from export.artefacts import Decoding, TrainedRun, model_of_precision, require_own_parts
+from export.artefacts import TrainedRun, model_of_precision, require_own_parts
 from export.onnx import export_onnx
 from export.saved_model import export_saved_model
 from export.tflite import export_tflite
@@ -71,8 +71,3 @@ def test_every_part_and_option_counts_but_those_that_act_in_training_alone(tiny_
     config = {key: value for key, value in tiny_model.get_config().items() if key not in ("trainable", "dtype")}
     with pytest.raises(RequestError, match="only Transformer at model; received a model with OtherTransformer"):
         require_own_parts(OtherTransformer(**config), "onnx", "float32")
-
-
-def test_the_best_alone_takes_the_same_search():
-    assert Decoding(4).n_best == 4
-    assert Decoding(4, 0.8, 12).one_best() == Decoding(4, 0.8, 12, n_best=1)

@@ -18,7 +18,7 @@ import keras_transformer
 from export.__main__ import FORMATS
 from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, artefacts_in, open_run, stem
 from export.certificate.contents import contents_of
-from export.certificate.onnx_runner import nothing_yet
+from export.certificate.runtimes import nothing_yet
 from export.exporting import write_artefacts
 from keras_transformer.models import model_config
 from keras_transformer.spec.search_options import SearchOptions

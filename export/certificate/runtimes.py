@@ -1,14 +1,21 @@
-"""Runs an ONNX graph for `runner`, with ONNX Runtime. It imports nothing of this project."""
+"""Loads an artefact of each format with its own runtime, for `runner`. It imports nothing of this project.
+
+For each format `prepare_…` takes the runner's task and imports the runtime; what it returns loads the artefact and
+returns the fields of `runner.Loaded`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import ctranslate2
     import onnxruntime
 
 PAD, START, END = 0, 2, 3
@@ -16,10 +23,89 @@ Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST = np.iinfo("int32").max
+END_PIECE = "</s>"
+Pieces = list[str]
 
 
-def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
-    """ONNX Runtime; for text also onnxruntime-extensions. See `runner`."""
+def prepare_saved_model(task: dict[str, Any]) -> Callable[[], tuple]:
+    """TensorFlow with the operators of tensorflow_text, as TensorFlow Serving has them."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(task["threads"])
+    tf.config.threading.set_inter_op_parallelism_threads(task["threads"])
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # TF32 rounds float32 to 11 bits
+    import tensorflow_text  # noqa: F401
+
+    def load() -> tuple:
+        loaded = tf.saved_model.load(*task["paths"])
+
+        def answers_of(name: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+            def run(batch: np.ndarray) -> dict[str, np.ndarray]:
+                # Looked up for each batch: a signature alone does not keep its variables alive.
+                signature = loaded.signatures[name]
+                return {key: value.numpy() for key, value in signature(**{task["input"]: constant(batch)}).items()}
+
+            return run
+
+        def constant(batch: np.ndarray) -> tf.Tensor:
+            return tf.constant([*map(to_bytes, batch)], tf.string) if batch.dtype == object else tf.constant(batch)
+
+        def read(texts: Sequence[str]) -> list[list[int]]:
+            found = loaded.read(tf.constant([*map(to_bytes, texts)]))
+            return [row.tolist() for row in np.split(found["ids"].numpy(), found["starts"].numpy()[1:-1])]
+
+        names = sorted(loaded.signatures, key=lambda name: (name != "serving_default", name))
+        device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        return {name: answers_of(name) for name in names}, device, device, read
+
+    return load
+
+
+def prepare_tflite(task: dict[str, Any]) -> Callable[[], tuple]:
+    """LiteRT; for text with the operators of tensorflow_text."""
+    from ai_edge_litert import interpreter as litert
+
+    options: dict[str, Any] = {"num_threads": task["threads"]}
+    kind = litert.Interpreter
+    if task["takes"] == "text":
+        from tensorflow_text.core.pybinds import tflite_registrar
+
+        kind = litert.InterpreterWithCustomOps
+        options["custom_op_registerers"] = tflite_registrar.SELECT_TFTEXT_OPS
+
+    def load() -> tuple:
+        interpreter = kind(model_path=task["paths"][0], **options)
+
+        def answers_of(name: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+            runner = interpreter.get_signature_runner(name)
+            return lambda batch: runner(**{task["input"]: given(batch)})
+
+        def given(batch: np.ndarray) -> np.ndarray:
+            return np.array([*map(to_bytes, batch)], object) if batch.dtype == object else batch
+
+        signatures = {name: answers_of(name) for name in interpreter.get_signature_list()}
+        return signatures, "CPU", "CPU", reader if task["tokenizer"] else None
+
+    def reader(texts: Sequence[str]) -> list[list[int]]:
+        interpreter = kind(model_path=task["tokenizer"], **options)
+        (given,), (ids, starts) = interpreter.get_input_details(), interpreter.get_output_details()
+        interpreter.resize_tensor_input(given["index"], [len(texts)])
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(given["index"], np.array([*map(to_bytes, texts)], object))
+        interpreter.invoke()
+        ids, starts = (interpreter.get_tensor(one["index"]) for one in (ids, starts))
+        return [row.tolist() for row in np.split(ids, starts[1:-1])]
+
+    return load
+
+
+def to_bytes(text: str) -> bytes:
+    """UTF-8; a byte that was none stands in the text as a surrogate."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def prepare_onnx(task: dict[str, Any]) -> Callable[[], tuple]:
+    """ONNX Runtime; for text also onnxruntime-extensions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -176,3 +262,81 @@ def likeliest(logits: np.ndarray, num_control_ids: int, forced: Sequence[int] = 
     hidden = np.delete(np.arange(log_probs.shape[1]), forced) if forced else np.delete(np.arange(num_control_ids), END)
     log_probs[:, hidden] = -np.inf
     return log_probs.argmax(axis=1).astype("int32"), log_probs.max(axis=1)
+
+
+def prepare_ctranslate2(task: dict[str, Any]) -> Callable[[], tuple]:
+    """CTranslate2."""
+    import ctranslate2
+
+    def load() -> tuple:
+        folder = Path(*task["paths"])
+        on_gpu = task["gpu"] and ctranslate2.get_cuda_device_count() > 0
+        options = {"device": "cuda" if on_gpu else "cpu", "inter_threads": 1, "intra_threads": task["threads"]}
+        answers = CTranslate2Search(ctranslate2.Translator(str(folder), **options), folder)
+        return {"": answers}, options["device"], "GPU" if on_gpu else "CPU"
+
+    return load
+
+
+class CTranslate2Search:
+    """The search of the run that was exported, with CTranslate2: that of BUILD.md's program, for batches.
+
+    Args:
+        translator: the translator of the folder.
+        folder: what the export wrote.
+    """
+
+    def __init__(self, translator: ctranslate2.Translator, folder: Path):
+        self.translator = translator
+        self.search = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))["search"]
+
+    def __call__(self, texts: Sequence[Pieces]) -> dict[str, np.ndarray]:
+        """Pieces of texts → the pieces (B, T) of the best translations, with their end, then ""; and scores (B,)."""
+        sources = [text[: self.search["max_source_length"]] for text in texts]  # CTranslate2 adds the end
+        places = [place for place, source in enumerate(sources) if source]
+        best = {place: [END_PIECE] for place in range(len(sources))}  # a blank line has an empty translation
+        scores = np.zeros(len(sources), "float32")
+        if places:
+            best |= zip(places, self.translations([sources[place] for place in places]), strict=True)
+            scores[places] = self.scores([sources[place] for place in places], [best[place] for place in places])
+        rows = np.full((len(sources), max(map(len, best.values()), default=0)), "", object)
+        for place, pieces in best.items():
+            rows[place, : len(pieces)] = pieces
+        return {"target_pieces": rows, "score": scores}
+
+    def translations(self, sources: Sequence[Pieces]) -> list[Pieces]:
+        """The best translations. CTranslate2 has one limit for a batch; where it was too long, a search follows."""
+        limits = [self.limit(source) for source in sources]
+        found = self.hypotheses(sources, max(limits))
+        for place, limit in enumerate(limits):
+            if max(map(len, found[place].hypotheses)) > limit:
+                found[place] = self.hypotheses([sources[place]], limit)[0]
+        return [self.best(result) for result in found]
+
+    def limit(self, source: Pieces) -> int:
+        """The most pieces of a translation, with its end."""
+        return min(len(source) + self.search["extra_length"], self.search["max_length"])
+
+    def hypotheses(self, sources: Sequence[Pieces], limit: int) -> list[Any]:
+        """CTranslate2's results."""
+        return self.translator.translate_batch(sources, max_decoding_length=limit, **self.search["options"])
+
+    def best(self, result: Any) -> Pieces:
+        """The best hypothesis by the run's length penalty; those that ended stand before those that were cut."""
+        ranked = [
+            (pieces[-1:] == [END_PIECE], self.penalised(pieces, log_prob), pieces)
+            for pieces, log_prob in zip(result.hypotheses, result.scores, strict=True)
+        ]
+        return max(ranked, key=lambda one: one[:2])[2]
+
+    def penalised(self, pieces: Pieces, log_prob: float) -> float:
+        """The score of a translation with its end: log P / ((5 + |y|) / 6)^α."""
+        return log_prob / ((5 + len(pieces)) / 6) ** self.search["length_penalty"]
+
+    def scores(self, sources: Sequence[Pieces], translations: Sequence[Pieces]) -> list[float]:
+        """Scores by all probabilities; those of the search leave out the ids that may not be emitted."""
+        texts = [[piece for piece in pieces if piece != END_PIECE] for pieces in translations]
+        results = self.translator.score_batch(sources, texts, max_input_length=0)  # it would cut translations too
+        # CTranslate2 scores an end behind each; a translation that was cut has none.
+        sums = [sum(one.log_probs[: len(pieces)]) for one, pieces in zip(results, translations, strict=True)]
+        return [self.penalised(pieces, log_prob) for pieces, log_prob in zip(translations, sums, strict=True)]
