@@ -283,8 +283,6 @@ def inherited_from(stored: Mapping[str, Json]) -> Config:
     Raises:
         RequestError: a setting has a value that no flag could have given.
     """
-    if not stored:
-        return {}
     known = settings_of(stored.get("task", DEFAULT_TASK)).flags
     return {name: value for name, value in checked_settings(stored, known).items() if known[name].is_inherited}
 
