@@ -292,18 +292,12 @@ class Settings:
                 raise RequestError(f"{place}; received: {self.folder}; {MEND}")
 
 
-class SettingsLayer(dict[str, Any]):
-    """Some settings of a task by their names: those of a recipe, of a preset, of a run that is fine-tuned, or of flags.
-    What the task has not is left out.
-    """
+class Given(dict[str, Any]):
+    """The settings of a task that flags give, by their names, each checked for itself; see `request.as_given`."""
 
     def __init__(self, settings: type[Settings], values: Mapping[str, Any]):
-        super().__init__({name: values[name] for name in settings.flags if name in values})
+        super().__init__(values)
         self.settings = settings
-
-
-class Given(SettingsLayer):
-    """The settings that flags give, each checked for itself; see `request.as_given`."""
 
 
 def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[type[S]], type[S]]:

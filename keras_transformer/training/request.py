@@ -41,8 +41,8 @@ from keras_transformer.training.common_settings import (
     TOLD_BY_DATA,
     Flag,
     Given,
+    S,
     Settings,
-    SettingsLayer,
     TextSettings,
     own_data,
     settings_of,
@@ -134,20 +134,20 @@ def data_settings(given: Given) -> Settings:
     given.settings.check_given(given)
     given.settings.check_paths(given)
     known = given.settings.flags
-    settings = _merged(
-        SettingsLayer(
-            given.settings, {name: given[name] for name in given if known[name].group == DATA or name == "seed"}
-        )
-    )
+    of_data = {name: given[name] for name in given if known[name].group == DATA or name == "seed"}
+    settings = _merged(given.settings, of_data)
     settings.check_together()
     if isinstance(settings, TextSettings):
         split_normalization(settings.normalization)
     return settings
 
 
-def _merged(*layers: SettingsLayer) -> Settings:
-    """Merges layers of settings: each wins over those before it. Nothing is checked."""
-    return layers[-1].settings(**{name: value for layer in layers for name, value in layer.items()})
+def _merged(settings: type[S], *layers: Mapping[str, Any]) -> S:
+    """Merges layers of settings: each wins over those before it. What the task has not is left out, and nothing is
+    checked.
+    """
+    known = settings.flags
+    return settings(**{name: value for layer in layers for name, value in layer.items() if name in known})
 
 
 def resolve(given: Given, corpus: Corpus[Any], parent: RunConfig | None = None) -> Settings:
@@ -171,7 +171,7 @@ def resolve(given: Given, corpus: Corpus[Any], parent: RunConfig | None = None) 
     return _fitting(wanted_settings(given, corpus), given)
 
 
-def wanted_settings(given: Given, corpus: Corpus[Any], inherited: SettingsLayer | None = None) -> Settings:
+def wanted_settings(given: Given, corpus: Corpus[Any], inherited: Config | None = None) -> Settings:
     """Merges defaults, preset, parent, recipe and flags, whether or not they fit together.
 
     Args:
@@ -186,9 +186,9 @@ def wanted_settings(given: Given, corpus: Corpus[Any], inherited: SettingsLayer 
         usual = PRESETS[preset]
     elif "steps" not in corpus.recipe:  # a recipe that says how long to train is whole
         usual = AUTO_ROWS[auto_row(corpus.num_pairs)]
-    below = [SettingsLayer(cls, {**usual, "preset": preset, **cls.defaults}), inherited or SettingsLayer(cls, {})]
-    own_text = SettingsLayer(cls, {"dataset": None} if own_data(cls).keys() & given.keys() else {})
-    return _merged(*(below[::-1] if "preset" in given else below), own_text, SettingsLayer(cls, corpus.recipe), given)
+    below: list[Config] = [{**usual, "preset": preset, **cls.defaults}, inherited or {}]
+    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    return _merged(cls, *(below[::-1] if "preset" in given else below), own_text, corpus.recipe, given)
 
 
 def _fitting(wanted: Settings, given: Given) -> Settings:
@@ -249,20 +249,18 @@ def _fine_tuned(given: Given, corpus: Corpus[Any], parent: RunConfig) -> Setting
         steps = AUTO_ROWS[auto_row(corpus.num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
     asked = Given(cls, {**given, **sizes})
-    wanted = wanted_settings(asked, corpus, SettingsLayer(cls, {**inherited, "task": cls.task}))
+    wanted = wanted_settings(asked, corpus, {**inherited, "task": cls.task})
     settings = _fitting(wanted, asked).with_parent_defaults(parent)
     fixed = asked.keys() | (corpus.recipe.keys() if stored and "steps" not in given else ())  # it has its own warm-up
     of_rate = {"steps", "warmup_steps", "learning_rate_factor"} & stored.keys()
-    before = _merged(
-        SettingsLayer(cls, {"hidden_dim": settings.hidden_dim, **{name: stored[name] for name in of_rate}})
-    )
+    before = _merged(cls, {"hidden_dim": settings.hidden_dim, **{name: stored[name] for name in of_rate}})
     peak = learning_rate(before, before.steps) if stored else USUAL_PEAK
     fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in fixed)
     may_change = [name for name in ("warmup_steps", "learning_rate_factor") if name not in fixed]
     return replace(settings, **{name: getattr(fitting, name) for name in may_change})
 
 
-def _sizes_of(model: Config, given: Given) -> SettingsLayer:
+def _sizes_of(model: Config, given: Given) -> Config:
     """Returns the sizes of the parent's model, as settings."""
     cls = given.settings
     sizes = {name: format_part(cls, name, model[name]) for name in fixed_by_parent(cls)}
@@ -271,7 +269,7 @@ def _sizes_of(model: Config, given: Given) -> SettingsLayer:
     sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
     if "head_layer" in given and cls.mark == "labels" and model.get("num_labels") is None:
         del sizes["head_layer"]  # the layer before labels is a new one
-    return SettingsLayer(cls, sizes)
+    return {name: size for name, size in sizes.items() if name in cls.flags}
 
 
 def fixed_by_parent(settings: type[Settings]) -> list[str]:
@@ -285,8 +283,6 @@ def inherited_from(stored: Mapping[str, Json]) -> Config:
     Raises:
         RequestError: a setting has a value that no flag could have given.
     """
-    if not stored:
-        return {}
     known = settings_of(stored.get("task", DEFAULT_TASK)).flags
     return {name: value for name, value in checked_settings(stored, known).items() if known[name].is_inherited}
 
@@ -388,7 +384,7 @@ def _resumed_run(flags: Config) -> Run[Settings] | None:
 def _folder_to_resume(flags: Config) -> Path:
     cls = settings_of(flags.get("task") or DEFAULT_TASK)
     named = ("dataset", *own_data(cls), "preset", "out")
-    return _merged(SettingsLayer(cls, {name: flags[name] for name in named if flags.get(name) is not None})).folder
+    return _merged(cls, {name: flags[name] for name in named if flags.get(name) is not None}).folder
 
 
 def resumed(config: RunConfig, flags: Config) -> Settings:
@@ -417,7 +413,7 @@ def resumed(config: RunConfig, flags: Config) -> Settings:
                 f"--resume: {kept[name].spelling} was {stored[name]} when the run began; received: {given[name]}; "
                 "leave it out, or start another run with --out"
             )
-    settings = _merged(SettingsLayer(cls, stored), given)
+    settings = _merged(cls, stored, given)
     check(settings)
     _check_model_settings(config, settings)
     return settings
@@ -528,7 +524,7 @@ def _new_config(settings: Settings, corpus: Corpus[Any], parent: RunConfig | Non
 
 def _tell(given: Given, corpus: Corpus[Any], settings: Settings) -> None:
     if settings.init_from:
-        say(describe_inheritance(given, corpus, settings))
+        say(_described_inheritance(given, corpus, settings))
     if given.get("preset", AUTO) != AUTO:
         _say_what_the_recipe_overrides(given, corpus, settings)
     elif not settings.init_from:
@@ -537,10 +533,10 @@ def _tell(given: Given, corpus: Corpus[Any], settings: Settings) -> None:
     warn_of_settings_that_cannot_pay(settings)
 
 
-def describe_inheritance(given: Given, corpus: Corpus[Any], settings: Settings) -> str:
+def _described_inheritance(given: Given, corpus: Corpus[Any], settings: Settings) -> str:
     """Returns a line for people: the learning rate, and which settings the parent changed."""
     cls = type(settings)
-    usual = wanted_settings(given, corpus, SettingsLayer(cls, {})).as_dict()
+    usual = wanted_settings(given, corpus, {}).as_dict()
     own = {*fixed_by_parent(cls), "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {name for name, its in cls.flags.items() if not its.is_inherited}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them

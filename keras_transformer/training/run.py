@@ -15,13 +15,11 @@ from keras_transformer.spec.options import Config, flag_of
 from keras_transformer.training import devices
 from keras_transformer.training.common_settings import MEND, Settings
 from keras_transformer.training.preparation import clean
-from keras_transformer.training.request import check_folder, open_run
+from keras_transformer.training.request import OF_MACHINE, check_folder, open_run
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     from keras_transformer.training.devices import Strategy
-
-__all__ = ["open_run", "run_directory", "train"]
 
 
 def train(given: Config) -> None:
@@ -49,8 +47,7 @@ def shared_facts(run: Run[Settings]) -> dict[str, str]:
 
     The paths of what they read may differ, and so may the names of their devices.
     """
-    own = {name for name, flag in run.settings.flags.items() if flag.reads}
-    own |= {"data_dir", "devices", "threads"}
+    own = {*OF_MACHINE, *(name for name, flag in run.settings.flags.items() if flag.reads)}
     settings = {flag_of(name): str(value) for name, value in run.settings.as_dict().items() if name not in own}
     return {**settings, "--resume": str(run.is_resumed), "text with SHA-256": str(run.corpus.identity)}
 

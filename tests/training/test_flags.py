@@ -14,6 +14,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
 from keras_transformer.runs.run_folder import read_tokenizers
 from keras_transformer.spec import options, part_registry
+from keras_transformer.spec.options import flag_of
 from keras_transformer.spec.presets import PRESETS, SIZES
 from keras_transformer.text.feeding import Place
 from keras_transformer.text.normalization import normalizer_of
@@ -187,10 +188,6 @@ def test_optimisation(begin, plain, built_run, tiny_model):
         assert look(optimised) == expected != look(plain.model), name
     for mine, theirs in zip(optimised.trainable_variables, tiny_model.trainable_variables, strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def test_flags_are_told_by_help_and_spelled_out():

@@ -28,7 +28,6 @@ from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training import request
-from keras_transformer.training.common_settings import SettingsLayer
 from keras_transformer.training.request import (
     as_given,
     check,
@@ -159,7 +158,7 @@ def test_auto_completes_a_recipe_that_does_not_say_how_long_to_train_and_fine_tu
         ({}, own, "steps", PRESETS["tiny"]["steps"]), ({"preset": "auto"}, own, "steps", AUTO_ROWS[20_000]["steps"]),
         ({}, {**own, "preset": "auto"}, "sampling", 0.0),
     ):  # fmt: skip
-        found = wanted_settings(as_given(given, Settings), corpus, SettingsLayer(Settings, inherited))
+        found = wanted_settings(as_given(given, Settings), corpus, inherited)
         assert getattr(found, name) == value
 
 
