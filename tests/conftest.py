@@ -69,8 +69,8 @@ def no_network() -> Iterator[None]:
     def local(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **options: Any) -> Any:
             # The host, or a socket and an address; None: a Unix socket, or any local address.
-            address = given[1] if isinstance(given[0], socket.socket) else given[:1]
-            host = address[0] if isinstance(address, tuple) else None
+            address = given[1] if given and isinstance(given[0], socket.socket) else given[:1]
+            host = options.get("host", address[0] if isinstance(address, tuple) and address else None)
             if host not in (None, "", "127.0.0.1", "::1", "localhost", b"localhost", b"127.0.0.1"):
                 pytest.fail(f"reached for the network: {host!r}")
             return function(*given, **options)

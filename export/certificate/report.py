@@ -262,15 +262,15 @@ def section(entry: Entry) -> Iterator[str]:
     yield from ("", f"## {entry.name}", "")
     yield f"Held against: {entry.held_against}."
     if entry.reason:
-        yield f"\n{'Note' if entry.holds else '**It does not hold**'}: {one_line(entry.reason)}."
+        yield from ("", f"{'Note' if entry.holds else '**It does not hold**'}: {one_line(entry.reason)}.")
     if entry.contents:
         custom = ", ".join(f"`{name}`" for name in entry.contents.custom_operators)
-        yield f"\nOperators beside the format's own: {custom or 'none'}."
+        yield from ("", f"Operators beside the format's own: {custom or 'none'}.")
     if entry.judgement:
         seen = entry.judgement.measured
-        yield f"\nIt ran on: {seen.provider} ({seen.device_name}), {listed(seen.versions)}."
+        yield from ("", f"It ran on: {seen.provider} ({seen.device_name}), {listed(seen.versions)}.")
         if known := entry.judgement.known_differences:
-            yield "\nKnown differences of the format, which do not count:\n"
+            yield from ("", "Known differences of the format, which do not count:", "")
             yield from (f"* {one_line(one)}" for one in known)
         yield from differences_list(entry.judgement.differences)
 
@@ -278,7 +278,11 @@ def section(entry: Entry) -> Iterator[str]:
 def differences_list(differences: Sequence[Difference]) -> Iterator[str]:
     """The answers that differ, beside the model's."""
     if differences:
-        yield f"\n{len(differences)} answer(s) differ; the model says how much worse they are than its own.\n"
+        yield from (
+            "",
+            f"{len(differences)} answer(s) differ; the model says how much worse they are than its own.",
+            "",
+        )
     for one in differences[:LISTED]:
         yield f"* {one.text}, {one.given}: {one_line(one.source)}"
         yield f"  * model, {one.model_score:.4f}: {one_line(one.model)}"
@@ -286,7 +290,7 @@ def differences_list(differences: Sequence[Difference]) -> Iterator[str]:
         if one.margin is not None:
             yield f"  * the model kept its own by {one.margin:.1e} at piece {one.piece}"
     if len(differences) > LISTED:
-        yield f"\n… and {len(differences) - LISTED} more, in certificate.json."
+        yield from ("", f"… and {len(differences) - LISTED} more, in certificate.json.")
 
 
 def one_line(text: str) -> str:
