@@ -52,8 +52,8 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "format 0": (beside(format=0), "expected the format 2 under 'format'; received 0"),
-    "true for a format": (beside(format=True), "expected the format 2 under 'format'; received True"),
+    "format 0": (beside(format=0), "expected a format from 2 to 3 under 'format'; received 0"),
+    "true for a format": (beside(format=True), "expected a format up to 3 under 'format'; received True"),
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
@@ -167,7 +167,7 @@ def test_a_config_is_written_in_the_present_format_with_the_version_that_wrote_i
     before = runs.read_config(run_folder)
     versions = {"keras": "3", "keras-transformer": "0.1.0"}
     runs.write_config(runs.RunFolder(run_folder), replace(before, versions=versions))
-    assert json.loads((run_folder / "config.json").read_text())["format"] == FORMAT == 2
+    assert json.loads((run_folder / "config.json").read_text())["format"] == FORMAT == 3
     versions["keras-transformer"] = keras_transformer.__version__
     assert runs.read_config(run_folder) == replace(before, versions=versions)
 

@@ -197,7 +197,7 @@ def test_a_whole_model_of_an_older_layout_is_told_as_such_and_remade_from_its_ch
     rewrite_weights(path, lambda file, _: file.move("encoder_stack/blocks", "encoder_blocks"))
     told = (
         f"{path} is whole, but its weights have other names than in this version, {__version__}: version "
-        f"{__version__} wrote it, in format 2; "
+        f"{__version__} wrote it; "
     )
     for advice in ("use that version", f"`keras-transformer average {run_folder} --last 1` makes it of the newest"):
         with pytest.raises(RequestError, match=f"^{re.escape(told + advice)}") as caught:

@@ -48,15 +48,17 @@ if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer
 
 # It rises with any change of what a run's folder stores, as of a weight's name in model.keras: see "Change what a run
-# stores" in docs/CONTRIBUTING.md. What was before version 0.2 wrote format 1.
-FORMAT = 2
+# stores" in docs/CONTRIBUTING.md. What was before version 0.2 wrote format 1. Under "settings", format 2 has the
+# arguments of the model too, which "model" tells; format 3 has each once.
+FORMAT = 3
+OLDEST_FORMAT = 2  # that is read
 MAX_CONFIG_BYTES = 1_000_000
 MAX_LICENSE, MAX_LABEL, MAX_TAG = 200, 300, 40  # characters
 MAX_COUNT = 10**15
 COUNT, TAG, TEXT, SHORT = or_null(whole(0, MAX_COUNT)), line(MAX_TAG, 1), or_null(str), or_null(line(MAX_LABEL))
 LABELS, STEPS = list_of(line(MAX_LABEL)), or_null(list_of(whole(0, MAX_COUNT)))
 VERSIONS = object_of({}, others=SHORT)
-HEAD = object_of({"format": whole(told=f"the format {FORMAT}")}, {"versions": VERSIONS}, others=object)
+HEAD = object_of({"format": whole(told=f"a format up to {FORMAT}")}, {"versions": VERSIONS}, others=object)
 LANGUAGES = {"source_language": SHORT, "target_language": SHORT}
 # Null is allowed everywhere, and a key of a section that is not here is a later version's.
 CORPUS = object_of({}, {"name": TEXT, "identity": TEXT, "sentences_per_line": COUNT, **LANGUAGES}, others=object)
@@ -98,7 +100,8 @@ class RunConfig:
 
     Args:
         model: the kind of the model and its arguments, complete.
-        settings: the settings of training by their names; empty for a run that was imported or saved from Python.
+        settings: the settings of training by their names; empty for a run that was imported or saved from Python. The
+            file leaves out those that are arguments of the model.
         corpus: the text that it learned from.
         versions: of the packages that wrote it.
         search: the model's own search.
@@ -127,7 +130,9 @@ class RunConfig:
     @property
     def sections(self) -> Config:
         """What the file holds, by the names of its keys, the format first; what is not known is left out."""
-        there = {"format": FORMAT, **vars(self)}
+        of_model = self.model.keys() - {"vocabulary_size"}  # fewer tokens may be learned than the setting asks for
+        settings = {name: value for name, value in self.settings.items() if name not in of_model}
+        there = {"format": FORMAT, **vars(self), "settings": settings}
         may_be_empty = {"settings", *(["labels"] if self.labels is not None else [])}
         return {name: value for name, value in there.items() if value not in (None, "", {}, []) or name in may_be_empty}
 
@@ -268,14 +273,14 @@ def _complete(config: RunConfig) -> Config:
 def _check_sections(found: Config) -> None:
     """Raises ValueError if the content of config.json is damaged, Unreadable if a later version wrote it."""
     writer = _writer(found.get("versions", {}))
-    if 1 <= found["format"] < FORMAT:
+    if 1 <= found["format"] < OLDEST_FORMAT:
         old = f"has the format {found['format']} of version {writer!s:.20} of keras-transformer"
         raise Unreadable(f"{old}, which this version, {__version__}, no longer reads: use that version")
     if found["format"] > FORMAT:
         raise Unreadable(_newer_version_message(writer, f"format {schema.shown(found['format'])}"))
     of_model = {"kind"}.union(*(kind.arguments for kind in model_spec.KINDS.values()))
     required: dict[str, schema.Allowed] = {
-        "format": whole(FORMAT, told=f"the format {FORMAT}"),
+        "format": whole(OLDEST_FORMAT, told=f"a format from {OLDEST_FORMAT} to {FORMAT}"),
         "model": object_of({}, dict.fromkeys(of_model, object)),
         "settings": object_of({}, {"steps": or_null(whole(1, MAX_COUNT))}, others=object),
     }
@@ -522,7 +527,7 @@ def _renamed(run: RunFolder, config: RunConfig) -> str:
     mend = f"`{again}` makes it of the newest checkpoint" if run.has_checkpoint else "use that version"
     return (
         f"{run.model} is whole, but its weights have other names than in this version, {__version__}: version "
-        f"{config.writer} wrote it, in format {FORMAT}; {mend}"
+        f"{config.writer} wrote it; {mend}"
     )
 
 

@@ -242,9 +242,8 @@ def _fine_tuned(given: Given, corpus: Corpus[Any], parent: RunConfig) -> Setting
         if name in given and given[name] != size:
             flag = cls.flags[name].spelling
             raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
-    stored, model = inherited_from(parent.settings), parent.model
-    # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
-    inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
+    stored, model = inherited_from(parent.settings), parent.model  # no settings of a run that was not trained here
+    inherited = stored | {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
     if corpus.num_pairs and not stored:
         steps = AUTO_ROWS[auto_row(corpus.num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
@@ -404,7 +403,7 @@ def resumed(config: RunConfig, flags: Config) -> Settings:
         )
     # An older version knew fewer settings; its vocabularies have their own normalization.
     defaults = {name: None if name == "normalization" else its.default for name, its in kept.items()}
-    stored = {**defaults, **checked_settings(config.settings, kept)}
+    stored = {**defaults, **checked_settings(config.settings, kept), **_told_by_model(cls, config.model)}
     given = as_given(flags, cls)
     for name in sorted(kept.keys() & given.keys()):
         may_change = name in OF_MACHINE or (name == "steps" and given[name] > stored[name])
@@ -415,19 +414,13 @@ def resumed(config: RunConfig, flags: Config) -> Settings:
             )
     settings = _merged(cls, stored, given)
     check(settings)
-    _check_model_settings(config, settings)
     return settings
 
 
-def _check_model_settings(config: RunConfig, settings: Settings) -> None:
-    """Raises RequestError if config.json says one thing of the model under "settings", and another under "model"."""
-    for name, value in model_arguments(settings).items():
-        is_told_twice = name in config.settings and name in config.model and name != "vocabulary_size"
-        if is_told_twice and value != config.model[name]:
-            raise RequestError(
-                f"the run's config.json is damaged: {name} is {value!r:.60} in 'settings', and "
-                f"{config.model[name]!r:.60} in 'model'"
-            )
+def _told_by_model(settings: type[Settings], model: Config) -> Config:
+    """Returns the settings that the arguments of a model tell: all but how many tokens were asked for."""
+    names = [name for name in model_settings(settings) if name in model and name != "vocabulary_size"]
+    return {name: format_part(settings, name, model[name]) for name in names}
 
 
 def _described_end(config: RunConfig, settings: Settings) -> str:

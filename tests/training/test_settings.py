@@ -295,12 +295,15 @@ def test_a_setting_that_a_version_before_did_not_know_has_its_default():
         go_on({**stored, "depth": 3}, {}, "9.1")
 
 
-def test_settings_that_contradict_the_model_are_damage():
-    """The schedule goes by the one, the model is made of the other."""
-    stored = Settings(hidden_dim=64).as_dict()
-    assert go_on(stored, {}, hidden_dim=64, vocabulary_size=7).hidden_dim == 64
-    with pytest.raises(RequestError, match="config.json is damaged: hidden_dim is 64 in 'settings', and 32 in 'model'"):
-        go_on(stored, {}, hidden_dim=32)
+def test_the_model_tells_its_own_settings():
+    """The schedule goes by the width of the model, also in a run of format 2, whose settings tell it once more."""
+    stored = Settings(hidden_dim=64, vocabulary_size=9).as_dict()
+    norm = {"name": "rms", "epsilon": 1e-5}
+    for settings in (stored, {"vocabulary_size": 9}):
+        found = go_on(settings, {}, hidden_dim=32, vocabulary_size=7, norm=norm)
+        assert (found.hidden_dim, found.vocabulary_size, found.norm) == (32, 9, "rms:epsilon=1e-05")
+    with pytest.raises(RequestError, match="^--resume: --hidden-dim was 32 when the run began; received: 64; "):
+        go_on({"steps": 9}, {"hidden_dim": 64}, hidden_dim=32)
 
 
 DAMAGED: list[tuple[str, Any]] = [
@@ -322,7 +325,8 @@ def parent(tmp_path_factory) -> Path:
     """A run with other settings than the defaults."""
     run = unpack("translation", tmp_path_factory.mktemp("parent") / "parent")
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"dropout": 0.2, "sampling": 0.3, "ema": 0.9}
+    config["settings"] |= {"sampling": 0.3, "ema": 0.9}
+    config["model"]["dropout"] = 0.2
     (run / "config.json").write_text(json.dumps(config))
     return run
 

@@ -120,7 +120,7 @@ def test_the_smaller_model_is_the_one_that_trains_and_stays(tmp_path, monkeypatc
     own = "--source {} --target {} --bleu-sentences 0 --devices cpu".format(*write_corpus(tmp_path))
     told = trained(tmp_path, f"{own} --hours {5 / 3600} --out run")
     assert ", 1 layers of 32: taking 1 layers of 16\n" in told and "step 3/3" in told
-    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run").settings["hidden_dim"] == 16
+    assert load_model(tmp_path / "run").hidden_dim == read_config(tmp_path / "run").model["hidden_dim"] == 16
 
 
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c(monkeypatch):
