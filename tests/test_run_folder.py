@@ -84,7 +84,7 @@ def test_a_damaged_config_is_refused(run_folder, name):
 
 
 NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
-    "a format, by a version that it does not tell": (beside(format=3, versions={}, model=[]), "format 3"),
+    "a format, by a version that it does not tell": (beside(format=4, versions={}, model=[]), "format 4"),
     "a key of the model": (of_model(drop_path=0.1), "expected only known keys under 'model'; received 'drop_path'"),
     "a kind": (of_model(kind="seer"), f"expected a model of the kinds {KINDS}; received 'seer'"),
     "an option of a part": (of_model(positions={"name": "learned", "scale": 2}),

@@ -325,7 +325,7 @@ def parent(tmp_path_factory) -> Path:
     """A run with other settings than the defaults."""
     run = unpack("translation", tmp_path_factory.mktemp("parent") / "parent")
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"sampling": 0.3, "ema": 0.9}
+    config["settings"] |= {"dropout": 0.2, "sampling": 0.3, "ema": 0.9}
     config["model"]["dropout"] = 0.2
     (run / "config.json").write_text(json.dumps(config))
     return run
@@ -398,8 +398,8 @@ def test_a_parent_that_is_damaged_or_has_no_model_is_refused(parent, opened, tex
     with pytest.raises(RequestError, match="expected a trained model; .*damaged has no model.keras yet"):
         opened({**text, "init_from": str(damaged)})
     config = (parent / "config.json").read_text()
-    (damaged / "config.json").write_text(config.replace('"dropout": 0.2', '"dropout": "high"'))
-    with pytest.raises(RequestError, match="config.json is damaged: no --dropout is 'high'"):
+    (damaged / "config.json").write_text(config.replace('"sampling": 0.3', '"sampling": "high"'))
+    with pytest.raises(RequestError, match="config.json is damaged: no --sampling is 'high'"):
         opened({**text, "init_from": str(damaged)})
 
 
