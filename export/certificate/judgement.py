@@ -211,10 +211,11 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
     by_name = {trial.name: trial.answers for trial in trials}
     given = [one for one in by_name["batched"] if one.place >= expected.texts.first_given]
     every = [one for trial in trials for one in trial.answers if one.is_known]
-    bleu: tuple[float | None, ...] = (None, None, None)
+    bleu, model_bleu, bleu_interval = None, None, None
     if expected.references is not None and given:
         texts, own = [one.answer for one in given], [expected.answer(one.place) for one in given]
-        bleu = compare_bleu(texts, own, [expected.references[one.place - expected.texts.first_given] for one in given])
+        references = [expected.references[one.place - expected.texts.first_given] for one in given]
+        bleu, model_bleu, bleu_interval = compare_bleu(texts, own, references)
     main = next(iter(result["signatures"].values()))
     costs: Any = {name: result[name] for name in COSTS}  # type: ignore[literal-required]
     (mean_error, _), (loss, loss_error) = mean_error_of(given), mean_regret_of(given, bounds)
@@ -226,9 +227,9 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
         vector_difference=max((one.vector for one in every), default=0.0),
         loss=loss,
         loss_error=loss_error,
-        bleu=bleu[0],
-        model_bleu=bleu[1],
-        bleu_interval=bleu[2],
+        bleu=bleu,
+        model_bleu=model_bleu,
+        bleu_interval=bleu_interval,
         alone=min(len(main["alone"]["seconds"]), len(main["padded"]["seconds"])),
         batched_differ=num_different(by_name["alone"], by_name["batched"]),
         padded_differ=num_different(by_name["alone"], by_name["padded"]),

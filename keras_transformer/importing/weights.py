@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -234,7 +235,7 @@ def block_weights(
         ours, theirs: the names of the block.
         names: by the path of each part of our block, such as `self_attention.query`, `feed_forward.in` or
             `feed_forward_residual.norm`, what the model from outside calls it.
-        has_biases: whether its products have biases. If not, its norms are RMS norms.
+        has_biases: whether its products and its norms have biases. Norms without are RMS norms.
         order: see `dense_weights`.
         file: see `norm_weights`.
     """
@@ -245,10 +246,13 @@ def block_weights(
         elif part == "norm":
             yield Weight(f"{ours}.{path}.scale", f"{theirs}.{name}.weight", "D")
         else:
-            pair = ("{0}_{1}", "{1}_{0}")[layer == "feed_forward"]
-            kernel, bias = (f"{ours}.{layer}.{pair.format(part, each)}" for each in ("kernel", "bias"))
+            kernel, bias = (
+                f"{ours}.{layer}.{each}_{part}" if layer == "feed_forward" else f"{ours}.{path}_{each}"
+                for each in ("kernel", "bias")
+            )
             axes = BLOCK_AXES[part] if order else BLOCK_AXES[part][::-1]
-            yield from [*dense_weights(kernel, bias, f"{theirs}.{name}", axes, order)][: 1 + has_biases]
+            product = dense_weights(kernel, bias, f"{theirs}.{name}", axes, order)
+            yield from product if has_biases else islice(product, 1)
 
 
 def first_of(file: TensorFile, names: list[str]) -> str:

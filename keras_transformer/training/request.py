@@ -242,8 +242,8 @@ def _fine_tuned(given: Given, corpus: Corpus[Any], parent: RunConfig) -> Setting
         if name in given and given[name] != size:
             flag = cls.flags[name].spelling
             raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
-    stored, model = inherited_from(parent.settings), parent.model  # no settings of a run that was not trained here
-    inherited = stored | {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
+    stored = inherited_from(parent.settings)  # none of a run that was not trained here
+    inherited = stored | _told_by_model(cls, parent.model)
     if corpus.num_pairs and not stored:
         steps = AUTO_ROWS[auto_row(corpus.num_pairs)]["steps"] // FEWER_STEPS
         inherited |= {"steps": steps, "checkpoint_every": min(steps // 10, Settings.checkpoint_every)}
@@ -262,7 +262,7 @@ def _fine_tuned(given: Given, corpus: Corpus[Any], parent: RunConfig) -> Setting
 def _sizes_of(model: Config, given: Given) -> Config:
     """Returns the sizes of the parent's model, as settings."""
     cls = given.settings
-    sizes = {name: format_part(cls, name, model[name]) for name in fixed_by_parent(cls)}
+    sizes = {name: one for name, one in _told_by_model(cls, model).items() if name not in NOT_FIXED}
     if "vocabulary_size" in model:
         sizes["vocabulary_size"] = model["vocabulary_size"]
     sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
