@@ -20,9 +20,12 @@ SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-py
 TORCH_INDEX ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check
+UV := .venv/bin/uv pip install --python .venv/bin/python
+UV_REQUIREMENT := .venv/uv.txt
+DEMO_ENVIRONMENT := .venv/installed-demo
 ENVIRONMENT := .venv/installed
+UNFINISHED := .venv/unfinished
 CONSTRAINTS := .venv/constraints.txt
-SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
 BROWSER_ENVIRONMENT := .venv/installed-browser
 SITE_ENVIRONMENT := .venv/installed-docs
@@ -43,7 +46,7 @@ help:
 	@echo 'make docs           the documentation as a site, in build/site'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
 
-demo: $(ENVIRONMENT)
+demo: $(DEMO_ENVIRONMENT)
 	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume)
 	printf '%s\n' 'forty-two' 'seven thousand and eleven' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
 	  | .venv/bin/python -m keras_transformer translate runs/demo
@@ -87,9 +90,32 @@ bench: $(PARITY_ENVIRONMENT)
 docs: $(SITE_ENVIRONMENT)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
-# The virtual environment is made again at every set-up (it takes seconds), so one that broke half-way is mended. The
-# lock is made on Linux. macOS needs more packages, such as appnope, so there it gives the versions, without hashes.
-$(ENVIRONMENT): requirements.lock pyproject.toml
+# Installs requirements, each with the version and the hashes of the lock, and the project itself. uv does so in seconds, from
+# the index that pip is told to ask; what has no package for this system is told in one line, before anything is downloaded.
+# Where uv cannot be had, or cannot reach that index, pip installs the whole lock.
+define install
+	@touch $(UNFINISHED)
+	@rm -f $(DEMO_ENVIRONMENT)
+	-@$(PIP) install --quiet --only-binary :all: --require-hashes -r $(UV_REQUIREMENT)
+	@index=$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url 2>/dev/null)}}; \
+	export UV_SYSTEM_CERTS=1 UV_COMPILE_BYTECODE=1 $${index:+UV_DEFAULT_INDEX="$$index"}; \
+	pinned() { $(UV) --require-hashes --build-constraints requirements.lock $(1) "$$@"; }; \
+	lacking=$$(pinned --dry-run 2>&1 | sed -n 's/.*Because \([^ ]*\) has no wheels with a matching \(.*`)\) and you require.*/\1 has no file with a \2/p'); \
+	if [ -n "$$lacking" ]; then \
+	  echo "error: expected files of each package for this system; $$lacking: see README.md, Supported systems" >&2; exit 1; \
+	fi; \
+	echo 'uv pip install --require-hashes $(1)'; \
+	pinned && $(UV) --no-deps --no-build-isolation -e . || { \
+	  echo 'uv did not install them: pip does'; \
+	  $(PIP) install --require-hashes -r requirements.lock && $(PIP) install --no-deps --no-build-isolation -e .; \
+	} || { echo 'error: what requirements.lock pins cannot be installed here; the lines above say why' >&2; exit 1; }
+	@touch $(DEMO_ENVIRONMENT)
+	@rm $(UNFINISHED)
+endef
+
+# What `make demo` needs: to train, export and answer. An environment whose set-up was stopped is made from nothing.
+$(DEMO_ENVIRONMENT): requirements.lock pyproject.toml
+	@if [ -e $(UNFINISHED) ]; then rm -r .venv; fi
 	@for python in $(PYTHON); do \
 	  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
 	  found=$$python; \
@@ -102,13 +128,13 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 	else \
 	  echo "error: expected a Python 3.11, 3.12 or 3.13, found none among: $(PYTHON); install one, or name it with PYTHON=..."; \
 	fi >&2; exit 1
-	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > $(CONSTRAINTS)
-ifeq ($(SYSTEM),Darwin)
-	$(PIP) install -c $(CONSTRAINTS) -e '.[dev]'
-else
-	$(PIP) install --require-hashes -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation -e .
-endif
+	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > $(CONSTRAINTS)
+	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(UV_REQUIREMENT)
+	$(call install,--constraints requirements.lock --requirements pyproject.toml --extra export)
+
+# Linters, test tools and notebooks come to it.
+$(ENVIRONMENT): $(DEMO_ENVIRONMENT)
+	$(call install,--requirements requirements.lock)
 	@touch $@
 
 # The peers must not change the pinned versions; the last command checks this.
@@ -136,11 +162,8 @@ $(SITE_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
-# Made with the oldest Python, in an environment of its own; newer Pythons can install the same versions. The extra
-# `dev` names other extras of this project, so pip-compile would pin the project itself: the last command cuts off that
-# warning, at the end of the file.
+# For every system and every supported Python at once; the versions of a lock that is there stay where they can.
 lock:
-	@test -x .venv-lock/bin/pip-compile || { python3.11 -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools; }
-	CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/pip-compile --quiet --extra dev --generate-hashes --strip-extras \
-	  --unsafe-package keras-transformer --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
-	sed -i '/^$$/,$$d' requirements.lock
+	@test -x .venv-lock/bin/uv || { python3 -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv; }
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes \
+	  --custom-compile-command 'make lock' -o requirements.lock pyproject.toml
