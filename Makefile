@@ -16,6 +16,8 @@ SELENIUM ?= selenium==4.51.0
 MUTATION ?= cosmic-ray==8.7.0 coverage==7.17.5
 # What `make docs` needs. It stays out of the lock, as no test needs it.
 SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
+# What `make release` checks files with. They stay out of the lock, as no test needs them.
+RELEASE ?= twine==7.0.0 check-wheel-contents==0.6.3
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
@@ -30,8 +32,9 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 BROWSER_ENVIRONMENT := .venv/installed-browser
 SITE_ENVIRONMENT := .venv/installed-docs
 MUTATION_ENVIRONMENT := .venv/installed-mutants
+RELEASE_ENVIRONMENT := .venv/installed-release
 
-.PHONY: help demo test mutants lint bench docs lock
+.PHONY: help demo test mutants lint bench docs release lock
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
@@ -44,6 +47,7 @@ help:
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make docs           the documentation as a site, in build/site'
+	@echo 'make release        sdist and wheel in build/release, built twice and checked, and what to do with them'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
 
 demo: $(DEMO_ENVIRONMENT)
@@ -89,6 +93,9 @@ bench: $(PARITY_ENVIRONMENT)
 
 docs: $(SITE_ENVIRONMENT)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
+release: $(RELEASE_ENVIRONMENT)
+	.venv/bin/python docs/release.py
 
 # Installs requirements, each with the version and the hashes of the lock, and the project itself. uv does so in seconds, from
 # the index that pip is told to ask; what has no package for this system is told in one line, before anything is downloaded.
@@ -159,6 +166,11 @@ $(MUTATION_ENVIRONMENT): $(ENVIRONMENT)
 
 $(SITE_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install -c $(CONSTRAINTS) $(SITE)
+	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
+	@touch $@
+
+$(RELEASE_ENVIRONMENT): $(ENVIRONMENT)
+	$(PIP) install -c $(CONSTRAINTS) $(RELEASE)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
