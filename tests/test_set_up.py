@@ -3,9 +3,15 @@
 import os
 import shutil
 import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LACKING = (
@@ -137,3 +143,28 @@ def test_an_environment_that_is_whole_is_kept_when_the_lock_changes(folder):
     assert status == 0
     assert len(installs(calls)) == 2
     assert own.exists()
+
+
+def requirements(extra: str, project: dict[str, Any]) -> Iterator[Requirement]:
+    """What the package asks for with an extra, the extras that this names included."""
+    for text in project["dependencies"] + project["optional-dependencies"][extra]:
+        requirement = Requirement(text)
+        if requirement.name != project["name"]:
+            yield requirement
+        for named in requirement.extras if requirement.name == project["name"] else ():
+            yield from requirements(named, project)
+
+
+def test_the_lowest_versions_are_where_the_ranges_begin():
+    """So each of them is tried by the tests of the lowest versions. `make lock` writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = [
+        Requirement(line) for line in (ROOT / "requirements-lowest.txt").read_text().splitlines() if line[0] != "#"
+    ]
+    versions = {canonicalize_name(one.name): Version(next(iter(one.specifier)).version) for one in pinned}
+    wanted = list(requirements("dev", project))
+    assert len(wanted) > 20
+    for requirement in wanted:
+        (lowest,) = [Version(one.version) for one in requirement.specifier if one.operator == ">="]
+        found = versions[canonicalize_name(requirement.name)]
+        assert found.release[: len(lowest.release)] == lowest.release, f"{requirement} begins at {found}: make lock"
