@@ -31,7 +31,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 def test_it_installs_one_name_and_every_module(installed):
-    distribution = f"keras_transformer-{keras_transformer.__version__}.dist-info"
+    distribution = f"keras_transformer_kit-{keras_transformer.__version__}.dist-info"
     assert {path.name for path in installed.iterdir()} == {"keras_transformer", "bin", distribution}
     for package, place in PYTHON_PACKAGES.items():
         modules = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
