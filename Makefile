@@ -71,7 +71,7 @@ PYTEST = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder 
 # All tests run in two halves: what TensorFlow keeps for graphs and sessions adds up in a process.
 HALF = tests/export tests/golden tests/decoding tests/models tests/test_seam.py
 # With the lowest versions that pyproject.toml allows, a part of them.
-PART = tests/test_wheel.py tests/text tests/images tests/export/test_export_command.py tests/export/test_ctranslate2.py \
+PART = tests/training/test_run.py tests/text tests/images tests/export/test_export_command.py tests/export/test_ctranslate2.py \
   tests/export/test_saved_model.py tests/export/test_tflite.py
 test: $(ENVIRONMENT) $(if $(PARITY)$(FULL),$(PARITY_ENVIRONMENT)) $(if $(BROWSER)$(FULL),$(BROWSER_ENVIRONMENT)) \
   $(if $(LONG)$(FULL),$(LOWEST_ENVIRONMENT))
@@ -200,3 +200,15 @@ lock:
 	  --custom-compile-command 'make lock' -o requirements.lock pyproject.toml
 	.venv-lock/bin/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra dev --no-annotate \
 	  --custom-compile-command 'make lock' -o requirements-lowest.txt pyproject.toml
+
+# The wheels of the answering environment, from which tests install it without a network.
+WHEELS := .venv/wheels
+test: $(WHEELS)
+.PHONY: wheels
+wheels: $(WHEELS)
+$(WHEELS): requirements.lock pyproject.toml | $(ENVIRONMENT)
+	.venv/bin/python -m tests.environments > $@.txt
+	rm -rf $@ $@.part
+	$(PIP) download --quiet --no-deps --require-hashes --only-binary :all: --dest $@.part -r $@.txt
+	mv $@.part $@
+	@touch $@

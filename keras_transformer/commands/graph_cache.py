@@ -24,6 +24,7 @@ from keras_transformer.checking.probes import ComputedProbe
 from keras_transformer.commands.command import export_module
 from keras_transformer.core import version
 from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
+from keras_transformer.core.extras import missing
 from keras_transformer.core.files import write_text
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
@@ -126,7 +127,7 @@ def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
     """Yields why the engine must be Keras, or for `auto` should be, whatever is asked for."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
-            yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
+            yield str(missing(package, "export", "building a graph"))
     if may_use_keras(arguments) and gpus_of_the_driver():
         yield "this machine has a GPU"
 

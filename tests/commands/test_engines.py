@@ -20,6 +20,7 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
+from keras_transformer.core.extras import install
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.commands import translate as engines
@@ -176,7 +177,7 @@ def test_what_no_engine_can_do_is_refused(run_folder, translate):
 LACKS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str, int, str]] = {
     "packages": (
         lambda patch, run: patch.setattr(graph_cache, "PACKAGES", ("no_such_package",)), "", 2,
-        "no_such_package is not installed: pip install 'keras-transformer[export]'",
+        f"no_such_package, which is not installed: {install('export')}",
     ),
     "no need: a GPU": (lambda patch, run: patch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1), "", 0, ""),
     "a cache": (

@@ -8,17 +8,22 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from keras_transformer.core.errors import RequestError, abridged, warn
+from keras_transformer.core.extras import required
 from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
 from keras_transformer.training.task import recipe_named
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageOps
+else:
+    Image, ImageOps = (required(f"PIL.{name}", "images", "reading images") for name in ("Image", "ImageOps"))
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
 DIGITS_RECIPE: Config = {
@@ -181,13 +186,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
         RequestError: the name is unknown, or scikit-learn is not installed.
     """
     recipe = recipe_named(name, RECIPES, "named images are", "--images")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise RequestError(
-            "--dataset digits needs the package scikit-learn, which is not installed: pip install scikit-learn"
-        ) from None
-    digits = load_digits()
+    digits = required("sklearn.datasets", "images", "--dataset digits").load_digits()
     pixels = np.round(digits.images * (255 / DIGITS_WHITE)).astype("uint8")
     images = [
         LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
