@@ -117,7 +117,7 @@ define install
 	-@$(PIP) install --quiet --only-binary :all: --require-hashes -r $(UV_REQUIREMENT)
 	@$(UV); \
 	pinned() { uv install --python .venv/bin/python --require-hashes --build-constraints requirements.lock $(1) "$$@"; }; \
-	lacking=$$(pinned --dry-run 2>&1 | sed -n 's/.*Because \([^ ]*\) has no wheels with a matching \(.*`)\) and you require.*/\1 has no file with a \2/p'); \
+	lacking=$$(pinned --dry-run 2>&1 | sed -n 's/.*Because \([^ ]*\) has no wheels with a matching \([^)]*)\).*/\1 has no file with a \2/p'); \
 	if [ -n "$$lacking" ]; then \
 	  echo "error: expected files of each package for this system; $$lacking: see README.md, Supported systems" >&2; exit 1; \
 	fi; \

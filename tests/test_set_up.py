@@ -15,8 +15,10 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LACKING = (
-    "  cause: Because ai-edge-litert==2.3.0 has no wheels with a matching platform tag (e.g., `macosx_13_0_x86_64`) "
-    "and you require ai-edge-litert==2.3.0, we can conclude that your requirements are unsatisfiable."
+    "error: No solution found when resolving dependencies\n"
+    "  cause: Because onnxruntime==1.31.1 has no wheels with a matching platform tag (e.g., `macosx_13_0_x86_64`) and "
+    "keras-transformer-kit depends on onnxruntime==1.31.1, we can conclude that your requirements are unsatisfiable.\n"
+    "hint: Wheels are available for `onnxruntime` (v1.31.1) on the following platforms: `manylinux_2_28_aarch64`"
 )
 # Makes an environment, and is the Python in it.
 PYTHON = """#!/bin/sh
@@ -112,7 +114,7 @@ def test_a_package_that_this_system_lacks_is_told_in_one_line(folder):
     status, told, calls = folder.make(".venv/installed-demo")
     assert status == 2
     assert [line for line in told.splitlines() if not line.startswith("make:")] == [
-        "error: expected files of each package for this system; ai-edge-litert==2.3.0 has no file with a platform tag "
+        "error: expected files of each package for this system; onnxruntime==1.31.1 has no file with a platform tag "
         "(e.g., `macosx_13_0_x86_64`): see README.md, Supported systems"
     ]
     assert not installs(calls)
