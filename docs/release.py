@@ -82,6 +82,10 @@ def open_points(version: str) -> list[str]:
     points = []
     if not re.search(rf"^## {re.escape(version)}, \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE):
         points.append(f"CHANGELOG.md has no line '## {version}, {datetime.now(UTC):%Y-%m-%d}': date the section")
+    if "[project.urls]" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8"):
+        points.append(
+            "pyproject.toml has no [project.urls]: name the repository, to which README.md's links shall lead"
+        )
     if git("status", "--porcelain"):
         points.append("files are changed that are in no commit: commit them, or put them away")
     if git("tag", "--list", f"v{version}"):

@@ -51,10 +51,13 @@ def test_what_stands_against_a_release_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "git", lambda command, *_: answers[command])
     monkeypatch.setattr(release, "ROOT", tmp_path)
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 9.9.9, unreleased\n")
-    undated, uncommitted, taken = release.open_points("9.9.9")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    undated, homeless, uncommitted, taken = release.open_points("9.9.9")
     assert undated.startswith("CHANGELOG.md has no line '## 9.9.9, 2")
+    assert homeless.startswith("pyproject.toml has no [project.urls]: name the repository")
     assert uncommitted == "files are changed that are in no commit: commit them, or put them away"
     assert taken == "the tag v9.9.9 is there: raise the version"
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 9.9.9, 2026-12-01\n")
+    (tmp_path / "pyproject.toml").write_text("[project.urls]\n")
     answers |= {"status": "", "tag": ""}
     assert release.open_points("9.9.9") == []
