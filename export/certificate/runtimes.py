@@ -239,7 +239,7 @@ def run_bound(
     """
     for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
-    # Each step has larger outputs than the step before. Before ONNX Runtime 1.30 this frees the outputs of that step, but
+    # Each step has larger outputs than the step before. ONNX Runtime before 1.30 frees those of that step here, but
     # for those that are inputs of this one.
     binding.clear_binding_outputs()
     for name, device in outputs.items():
