@@ -21,7 +21,7 @@ import keras_transformer as package
 from export.artefacts import open_run
 from export.exporting import write_artefacts
 from keras_transformer.commands.graph_cache import write_with_probes
-from keras_transformer.core import errors
+from keras_transformer.core import errors, extras
 from keras_transformer.core.lazy import tf
 from keras_transformer.decoding import onnx_decoder, onnx_graphs
 from keras_transformer.decoding.computations import Fills, LabelProbs
@@ -180,7 +180,7 @@ def test_what_the_whole_process_shares_is_changed_by_one_thread_at_a_time(tmp_pa
 
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.setattr(importlib, "import_module", imported := Inside(lambda name: sys.modules.update({name: tf})))
-    together(lambda _: errors.load_tensorflow(), 3)
+    together(lambda _: extras.load_tensorflow(), 3)
     errors.say("heard")
     assert imported.calls == 1 and capfd.readouterr().err == "heard\n"
 

@@ -23,7 +23,8 @@ import numpy as np
 from keras_transformer.checking.probes import ComputedProbe
 from keras_transformer.commands.command import export_module
 from keras_transformer.core import version
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
+from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import write_text
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands.command import Command, Importer
 from keras_transformer.commands.parser import add_batch_size
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import JobError, RequestError, print_result, say, warn
+from keras_transformer.core.extras import load_tensorflow
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported

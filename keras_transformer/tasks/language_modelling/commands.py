@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.commands.command import Command
 from keras_transformer.commands.parser import COUNT, FEW, add_drawing_options, add_engine_options, add_pair_options
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result
+from keras_transformer.core.errors import RequestError, print_result
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.spec.search_options import SearchOptions

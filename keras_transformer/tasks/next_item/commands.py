@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from keras_transformer.commands.command import Command
 from keras_transformer.commands.parser import COUNT, add_batch_size, add_vector_options
 from keras_transformer.commands.streams import standard_input, write_vectors
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, warn
+from keras_transformer.core.errors import RequestError, print_result, warn
+from keras_transformer.core.extras import load_tensorflow
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.streams import ParallelLines, read_both
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import RequestError, print_result, say, warn
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.decoding.decoder import Score
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config
