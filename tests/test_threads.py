@@ -109,12 +109,14 @@ def on_onnx(runs, tmp_path_factory) -> Callable[[str], Any]:
         if name == "translation":
             decoding = opened.decoding(**SEARCH)  # type: ignore[arg-type]
             write_artefacts(opened, folder, decoding, [("onnx", "float32")])
-            return Translator.of_run(OnnxDecoder(ExportFolder(folder).graphs("float32"), 4), run)
-        computation, path = COMPUTED.get(name), folder / "graph.onnx"
-        graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, computation=path)
-        write_with_probes(opened, graphs, computation, "float32")
-        model = OnnxComputations(graphs, read_config(run).model)
-        return Generator.of_run(model, run) if computation is None else Classifier.of_run(model, run)
+            decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 4)
+            return Translator.of_run(decoder, run, read_config(run))
+        computation, path, config = COMPUTED.get(name), folder / "graph.onnx", read_config(run)
+        graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, outputs=path)
+        write_with_probes(opened, graphs, None, "float32")
+        model = OnnxComputations(graphs, config.model)
+        held = Generator if computation is None else Classifier
+        return held.of_run(model, run, config)
 
     return made
 

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from keras_transformer.core.errors import RequestError, abridged, warn
+from keras_transformer.core.extras import required
 from keras_transformer.spec.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
 from keras_transformer.training.task import recipe_named
+
+required("PIL", "images", "reading images")
+
+from PIL import Image, ImageOps
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
 DIGITS_RECIPE: Config = {
