@@ -99,9 +99,10 @@ class Graphs(NamedTuple):
     def probes(self) -> Path:
         """The file with the probes of these graphs: an export's certificate, or beside a graph that a run keeps."""
         folder = self.main.parent
-        if folder.name == ONNX and not (folder / CERTIFICATE).is_file():  # as exports had it before version 0.3
-            return folder.with_name(CERTIFICATE)
-        return folder / CERTIFICATE if folder.name == ONNX else self.main.with_suffix(".json")
+        if (folder / CERTIFICATE).is_file():
+            return folder / CERTIFICATE
+        # Exports of versions before 0.3 have it beside the folder.
+        return folder.with_name(CERTIFICATE) if folder.name == ONNX else self.main.with_suffix(".json")
 
     def present(self) -> Iterator[tuple[str, Path]]:
         """The name and the path of each graph that is not missing."""
