@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from keras_transformer.commands import runs
-from keras_transformer.commands.command import Command, export_module, task_commands
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, export_module, task_commands
 from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
 from keras_transformer.core.version import __version__
@@ -29,24 +29,26 @@ def train(arguments: argparse.Namespace) -> None:
 
 # The commands of no task; the tasks bring the others.
 CORE_COMMANDS = {
-    "train": Command(train, "train a translator, or with TASK another model", run_help=""),
+    "train": Command(train, "train a translator, or with TASK another model", run_help="", extra="train"),
     "neighbours": Command(
-        runs.neighbours, "tell which pieces have vectors like those of words", runs.add_neighbours_options
+        runs.neighbours, "tell which pieces have vectors like those of words", runs.add_neighbours_options,
+        extra="train",
     ),
     "attention": Command(
-        runs.attention, "draw where the tokens of a text look, as a page or a picture", runs.add_attention_options
+        runs.attention, "draw where the tokens of a text look, as a page or a picture", runs.add_attention_options,
+        extra="train",
     ),
     "average": Command(
-        runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options
+        runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options, extra="train"
     ),
-    "info": Command(runs.info, "tell what a run is and how it went"),
+    "info": Command(runs.info, "tell what a run or an export is, and how it went", run_help=RUN_OR_EXPORT),
     "import": Command(
         runs.import_model, "make a run of a trained model in Hugging Face's format", runs.add_import_options,
-        run_help="",
+        run_help="", extra="train",
     ),
     "export": Command(
         export.run, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
-        run_help="",
+        run_help="", extra="export",
     ),
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 AddOptions = Callable[[argparse.ArgumentParser], None]
 Validation = TypeVar("Validation")
 IN_WHEEL = "keras_transformer.export"
+RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 
 
 class Command(NamedTuple):
@@ -34,12 +35,14 @@ class Command(NamedTuple):
         help: one line.
         add_options: adds its options to a parser.
         run_help: the help of its first argument, RUN; empty if it has none.
+        extra: the extra of this package that it needs; empty if it answers where the package was installed plainly.
     """
 
     run: Callable[[argparse.Namespace], None]
     help: str
     add_options: AddOptions = lambda parser: None
     run_help: str = "the run folder"
+    extra: str = ""
 
 
 class Importer(NamedTuple, Generic[Validation]):

@@ -26,6 +26,8 @@ CERTIFICATE = "certificate.json"
 GRAPH_FORMAT = 1
 MAX_METADATA = 2**20  # bytes
 GRAPHS = (".onnx", ".tflite")  # suffixes
+# A small export that comes with this package, of a translator of English number words to German; and where it lies.
+DEMO, OF_DEMO = "demo", Path(__file__).resolve().parents[1] / "demo" / ONNX
 WITH_SEARCH = ("translate", "generate")  # the names of graphs with a search inside
 # By which an export, or a part of it, is known.
 MARKS = (CERTIFICATE, ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
@@ -179,11 +181,14 @@ class ExportFolder:
 
     Args:
         path: the folder, the folder of its graphs, or one graph, which chooses the precision. Vocabularies stand beside
-            the graphs; in an export of a version before 0.3 beside the folder `onnx`.
+            the graphs; in an export of a version before 0.3 beside the folder `onnx`. "demo" is the export that comes
+            with this package, unless there is such a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         path = found(path)
+        if os.fspath(path) == DEMO and not path.exists():
+            path = OF_DEMO
         self.graph = path.name if path.suffix in GRAPHS else ""
         self.path = path.parent if self.graph else path
         self.is_run = (self.path / "config.json").is_file()

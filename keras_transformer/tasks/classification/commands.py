@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import add_batch_size, add_engine_options, add_vector_options
 from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import print_result
@@ -64,8 +64,8 @@ def add_embed_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-EMBED = Command(embed, "write a vector for each line of standard input", add_embed_options)
+EMBED = Command(embed, "write a vector for each line of standard input", add_embed_options, RUN_OR_EXPORT)
 COMMANDS = {
-    "classify": Command(classify, "tell the label of each line of standard input", add_classify_options),
+    "classify": Command(classify, "tell the label of each line of standard input", add_classify_options, RUN_OR_EXPORT),
     "embed": EMBED,
 }

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command, Importer
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, Importer
 from keras_transformer.commands.parser import add_batch_size, add_engine_options
 from keras_transformer.core.errors import JobError, RequestError, print_result, say, warn
 from keras_transformer.core.task_registry import TASKS
@@ -85,5 +85,5 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid-images", metavar="FOLDER", help=help)
 
 
-COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options)}
+COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options, RUN_OR_EXPORT, extra="images")}
 IMPORTER = Importer(add_import_options, images_of, write_recognizer)

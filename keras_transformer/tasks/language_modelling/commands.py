@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import COUNT, FEW, add_drawing_options, add_engine_options, add_pair_options
 from keras_transformer.core.errors import RequestError, print_result
 from keras_transformer.core.task_registry import TASKS
@@ -161,6 +161,6 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "generate": Command(generate, "continue prompts with a language model", add_options),
-    "score": Command(score, "log P and perplexity of a text, or of given answers", add_score_options),
+    "generate": Command(generate, "continue prompts with a language model", add_options, RUN_OR_EXPORT),
+    "score": Command(score, "log P and perplexity of a text, or of given answers", add_score_options, RUN_OR_EXPORT),
 }

@@ -7,7 +7,7 @@ import json
 from itertools import tee
 from pathlib import Path
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import COUNT, add_batch_size, add_engine_options
 from keras_transformer.commands.streams import standard_input
 from keras_transformer.core.errors import print_result
@@ -40,6 +40,8 @@ def add_fill_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "fill": Command(fill, "tell what a <mask> in each line of standard input stands for", add_fill_options),
+    "fill": Command(
+        fill, "tell what a <mask> in each line of standard input stands for", add_fill_options, RUN_OR_EXPORT
+    ),
     "embed": EMBED,
 }

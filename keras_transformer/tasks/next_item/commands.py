@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import COUNT, add_batch_size, add_engine_options, add_vector_options
 from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import RequestError, print_result, warn
@@ -138,7 +138,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "recommend": Command(recommend, "tell which items come next in users' histories", add_options),
-    "evaluate": Command(evaluate, "tell recall and NDCG on a log", add_evaluate_options),
-    "embed": Command(embed, "write a vector for each line of standard input", add_embed_options),
+    "recommend": Command(recommend, "tell which items come next in users' histories", add_options, RUN_OR_EXPORT),
+    "evaluate": Command(evaluate, "tell recall and NDCG on a log", add_evaluate_options, RUN_OR_EXPORT),
+    "embed": Command(embed, "write a vector for each line of standard input", add_embed_options, RUN_OR_EXPORT),
 }

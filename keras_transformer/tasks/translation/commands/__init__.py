@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command, Importer, LazyCommand
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, Importer, LazyCommand
 from keras_transformer.commands.parser import (
     COUNT,
     FEW,
@@ -169,7 +169,6 @@ def write_translator(imported: Imported, arguments: argparse.Namespace, validati
     say(f"wrote {arguments.run}: {translator.model.count_params():,} parameters{languages}; its search: {search}")
 
 
-RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 COMMANDS = {
     "translate": Command(
         LazyCommand(f"{__name__}.translate:translate"),
@@ -194,6 +193,7 @@ COMMANDS = {
         "let translators teach a smaller one: they translate a text, and it learns from that",
         add_distill_options,
         run_help="a teacher: " + RUN_OR_EXPORT,
+        extra="train",
     ),
     "score": Command(
         LazyCommand(f"{__name__}.evaluate:score"),
