@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS
-from keras_transformer.runs.export_folder import ExportFolder
-from keras_transformer.runs.run_folder import read_config
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import config_of
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -108,10 +107,8 @@ def merged(name: str, of_each: Mapping[str, Command]) -> Command:
 
 
 def _task_in(folder: str, name: str, of_each: Mapping[str, Command]) -> str:
-    """Returns the task of the run in a folder, which does a command. Exports are a translator's: no others run here."""
-    if DEFAULT_TASK in of_each and ExportFolder(folder).is_export():
-        return DEFAULT_TASK
-    task = read_config(folder).task
+    """Returns the task of the run or the export in a folder, which does a command."""
+    task = config_of(folder).task
     if task not in of_each:
         raise RequestError(
             f"`{name}` takes runs of --task {' or '.join(of_each)}; {folder} is one of --task {task}, which "

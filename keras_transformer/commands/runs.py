@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer import plots
 from keras_transformer.commands.command import Importer, add_shared_options, refuse_options_of_others
 from keras_transformer.commands.parser import COUNT
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import JobError, RequestError, print_result, say, warn
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable, write_whole
 from keras_transformer.core.schema import printable
 from keras_transformer.core.task_registry import TASKS

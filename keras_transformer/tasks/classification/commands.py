@@ -10,22 +10,21 @@ from keras_transformer.commands.parser import add_batch_size, add_engine_options
 from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import print_result
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_transformer.decoding.keras_decoder import Computation
+    from keras_transformer.decoding.computations import OfGraph
     from keras_transformer.tasks.classification.pipeline import Classifier
 
 
-def open_classifier(arguments: argparse.Namespace, computation: Computation) -> Classifier:
-    """Returns the classifier of the run that a command names, to compute one thing."""
-    from keras_transformer.commands.graph_cache import open_model
+def open_classifier(arguments: argparse.Namespace, computation: OfGraph) -> Classifier:
+    """Returns the classifier of the run or export that a command names, to compute one thing."""
+    from keras_transformer.commands.graph_cache import Engine, open_model
     from keras_transformer.tasks.classification.pipeline import Classifier
 
-    model = open_model(arguments, TASKS[Classifier.task].kind, computation)
-    return Classifier.of_run(model, RunFolder(arguments.run))
+    kind = TASKS[Classifier.task].kind
+    return Classifier.of_run(*open_model(arguments.run, kind, Engine.of(arguments), computation))
 
 
 def classify(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ from keras_transformer.commands.parser import (
     add_drawing_options,
     add_engine_options,
     add_pair_options,
-    add_provider_option,
     number_from,
 )
 from keras_transformer.commands.streams import read_both
@@ -78,7 +77,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add_pair_options(parser)
-    add_provider_option(parser)
+    add_engine_options(parser)
     add_language_options(parser)
 
 
