@@ -142,5 +142,17 @@ $(SITE_ENVIRONMENT): $(ENVIRONMENT)
 lock:
 	@test -x .venv-lock/bin/pip-compile || { python3.11 -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools; }
 	CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/pip-compile --quiet --extra dev --generate-hashes --strip-extras \
-	  --unsafe-package keras-transformer --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+	  --unsafe-package keras-transformer-kit --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
 	sed -i '/^$$/,$$d' requirements.lock
+
+# The wheels of the answering environment, from which tests install it without a network.
+WHEELS := .venv/wheels
+test: $(WHEELS)
+.PHONY: wheels
+wheels: $(WHEELS)
+$(WHEELS): requirements.lock pyproject.toml | $(ENVIRONMENT)
+	.venv/bin/python -m tests.environments > $@.txt
+	rm -rf $@ $@.part
+	$(PIP) download --quiet --no-deps --require-hashes --only-binary :all: --dest $@.part -r $@.txt
+	mv $@.part $@
+	@touch $@

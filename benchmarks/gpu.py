@@ -14,7 +14,7 @@
 * `profile`: the twenty kernels that take most of a step, on each back end, and the peak of the GPU's memory.
 
 Each command runs in a process of its own. One that fails, or for which no time is left, is told, and the exit status is
-then 1. It needs the extras `export` (or `export-gpu`), `bench` and `jax`, or the part that the parts need.
+then 1. It needs the extras `export`, `bench` and `jax`, or requirements-gpu.txt, or the part that the parts need.
 """
 
 from __future__ import annotations

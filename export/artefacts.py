@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking.signatures import Searching, Signature, of_ids_alone
@@ -154,28 +152,6 @@ def between(run: TrainedRun, source_language: str | None, target_language: str |
         return run
     learned = pipeline.learned_text
     return replace(run, pipeline=pipeline, languages=f"{learned.source_language}-{learned.target_language}")
-
-
-def import_optional(module: str) -> ModuleType:
-    """Imports a module that only exporting needs.
-
-    Raises:
-        RequestError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise RequestError(
-            f"exporting needs the package of {module}, which is not installed ({error}): {install_extra(module)}"
-        ) from None
-
-
-def install_extra(module: str) -> str:
-    """Says how to install what holds a module."""
-    extra = "ctranslate2" if module == "ctranslate2" else "export"
-    return (
-        f"install the extra: pip install 'keras-transformer[{extra}]', or from a checkout: pip install -e '.[{extra}]'"
-    )
 
 
 def stem(name: str, precision: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
+from keras_transformer.core.extras import required
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
@@ -34,7 +35,6 @@ from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
 from .artefacts import (
     Decoding,
     TrainedRun,
-    import_optional,
     parts_without_writer,
     replaced,
     require_own_parts,
@@ -244,7 +244,7 @@ def write_model(run: TrainedRun, folder: Path, precision: str) -> None:
         RequestError: CTranslate2 has no such part as the model's, or is not installed.
     """
     require_held(run.model, precision)
-    import_optional("ctranslate2")
+    required("ctranslate2", "ctranslate2", "exporting")
     spec = spec_of(run.model, *map(pieces_of, run.tokenizers))
     spec.optimize(None if precision == "float32" else precision)  # matrices that are the same are written once
     spec.save(str(folder))

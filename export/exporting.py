@@ -11,21 +11,13 @@ from importlib import import_module
 from pathlib import Path
 
 from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
+from keras_transformer.core.extras import required
 from keras_transformer.core.folders import whole_folder
 from keras_transformer.runs.export_folder import CERTIFICATE, ONNX
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
-from .artefacts import (
-    Decoding,
-    TrainedRun,
-    artefacts_in,
-    between,
-    import_optional,
-    open_run,
-    require_own_parts,
-    require_precision,
-)
+from .artefacts import Decoding, TrainedRun, artefacts_in, between, open_run, require_own_parts, require_precision
 from .certificate.comparison import certify, check_text, kept_at, validation_text
 from .certificate.comparison import verify as verified
 from .certificate.expected import Input
@@ -143,7 +135,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     plan = []
     for format in dict.fromkeys(formats):
         for package in PACKAGES[format]:
-            import_optional(package)
+            required(package, "ctranslate2" if format == "ctranslate2" else "export", "exporting")
         refusals = []
         for precision in dict.fromkeys(precisions):
             try:

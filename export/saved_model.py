@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.checking.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
 from keras_transformer.core.errors import JobError
+from keras_transformer.core.extras import required
 from keras_transformer.core.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import UNKNOWN
 
-from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, replaced, require_precision, stem
+from .artefacts import Decoding, TrainedRun, model_of_precision, replaced, require_precision, stem
 from .word_pieces import WordPieces, read_by
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _ids_module(signature: Signature) -> tf.Module:
 
 def _text_module(signature: Signature) -> tf.Module:
     """A `tf.Module` with its signatures, a function for each name."""
-    library, module = import_optional("tensorflow_text"), _module(signature)
+    library, module = required("tensorflow_text", "export", "exporting"), _module(signature)
     reads = [*map(read_by, signature.pipeline.tokenizers)]
     cleaning = *signature.cleaning, *reads[0].cleaning
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.

@@ -20,6 +20,7 @@ from keras import ops
 from keras_transformer.checking.certificate_texts import odd_texts, valid
 from keras_transformer.checking.signatures import Outputs, Signature, pieces_of
 from keras_transformer.core.errors import JobError, RequestError, say
+from keras_transformer.core.extras import required
 from keras_transformer.core.files import write_whole
 from keras_transformer.core.lazy import tf
 from keras_transformer.layers.positions import TokenEmbedding
@@ -29,7 +30,7 @@ from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
 from . import tflite_converter
-from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
+from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision, stem
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -135,7 +136,7 @@ def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
 def _misread(tokenizer: Tokenizer) -> str:
     """Says which odd text LiteRT's tokenizer reads otherwise than SentencePiece; "" if none."""
     texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]
-    library = import_optional("tensorflow_text").FastSentencepieceTokenizer(tokenizer.model)
+    library = required("tensorflow_text", "export", "exporting").FastSentencepieceTokenizer(tokenizer.model)
     for text, ids in zip(texts, library.tokenize(tf.constant(texts)).to_list(), strict=True):
         if ids != (expected := tokenizer.encode([text])[0]):
             return f"LiteRT's tokenizer reads {text!r} as {ids}, and SentencePiece as {expected}"
@@ -163,7 +164,7 @@ def _ids_module(signature: Signature) -> tf.Module:
 
 
 def _text_module(signature: Signature) -> tf.Module:
-    library = import_optional("tensorflow_text")
+    library = required("tensorflow_text", "export", "exporting")
     read, written = signature.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
     target = library.FastSentencepieceTokenizer(written.decoding_model())

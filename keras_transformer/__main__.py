@@ -11,6 +11,7 @@ from keras_transformer.commands import runs
 from keras_transformer.commands.command import RUN_OR_EXPORT, Command, export_module, task_commands
 from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
+from keras_transformer.core.extras import warn_of_namesake
 from keras_transformer.core.version import __version__
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> None:
+    warn_of_namesake()
     words = with_imports(argv)  # before the parser, which knows the flags of parts and tasks
     arguments = make_parser().parse_args(words)
     arguments.command(arguments)

@@ -44,7 +44,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-pytest_plugins = ["tests.tiny_run"]  # fixtures of a run, for all files
+pytest_plugins = ["tests.tiny_run", "tests.environments"]  # fixtures of a run and of environments, for all files
 
 gc.disable()  # until every test file is imported; see `pytest_collection_finish`
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import required
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import read_json
 from keras_transformer.spec.options import Config
 
-from ..artefacts import Artefact, BrokenArtefact, import_optional
+from ..artefacts import Artefact, BrokenArtefact
 
 if TYPE_CHECKING:
     import onnx
@@ -84,7 +85,7 @@ def json_of(path: Path) -> Config:
 
 def properties_of(path: Path) -> dict[str, str]:
     """The metadata of an ONNX file."""
-    model = import_optional("onnx").load(path, load_external_data=False)
+    model = required("onnx", "export", "certifying").load(path, load_external_data=False)
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
@@ -129,7 +130,7 @@ def saved_model_contents(path: Path) -> Contents:
 
 def onnx_contents(path: Path) -> Contents:
     """Counts the operators of the graph and of its inner graphs; custom ones are named `domain::operator`."""
-    onnx = import_optional("onnx")
+    onnx = required("onnx", "export", "certifying")
     onnx.checker.check_model(str(path))
     model = onnx.load(path, load_external_data=False)
     functions = {(function.domain, function.name) for function in model.functions}
@@ -159,7 +160,7 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 def tflite_contents(path: Path) -> Contents:
     """Counts the operators of all subgraphs; custom ones have a name of their own, TensorFlow's (Flex) among them."""
-    schema = import_optional("ai_edge_litert.schema_py_generated")
+    schema = required("ai_edge_litert.schema_py_generated", "export", "certifying")
     model = schema.Model.GetRootAs(path.read_bytes())
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     codes = [model.OperatorCodes(place) for place in range(model.OperatorCodesLength())]

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS
 from keras_transformer.checking.signatures import Output, Searching, Signature
-from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import missing
 
-from ..artefacts import Artefact, BrokenArtefact, install_extra
+from ..artefacts import Artefact, BrokenArtefact
 from .expected import Expected
 from .runner import Answers, Result, Task
 from .tokenizers import reads_of
@@ -108,10 +108,8 @@ def run_artefact(artefact: Artefact, task: Task) -> tuple[Result, str]:
             raise ended(0, log)
         result = json.loads(result_path.read_text(encoding="utf-8"))
     if "missing" in result:
-        raise RequestError(
-            f"certifying {artefact.path.name} needs the package of {result['missing']}, which is not installed: "
-            f"{install_extra(result['missing'])}"
-        )
+        extra = "ctranslate2" if artefact.format == "ctranslate2" else "export"
+        raise missing(result["missing"], extra, f"certifying {artefact.path.name}")
     if "error" in result:
         reason = "; ".join(filter(None, [result["error"], why_no_gpu(log)]))
         raise BrokenArtefact(reason, had_no_gpu=not result["cuda"])

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import required
 from keras_transformer.core.schema import list_of, read_json
 from keras_transformer.runs.run_folder import RunFolder
 
-from ..artefacts import Artefact, BrokenArtefact, import_optional
+from ..artefacts import Artefact, BrokenArtefact
 from .expected import Expected, Input, known_difference
 
 MAX_LIST_BYTES = 2**26  # the largest list of pieces
@@ -102,7 +103,7 @@ def cut_tokenizer(artefact: Artefact, folder: Path) -> Path | None:
 
 def cut_onnx(path: Path) -> bytes:
     """The nodes of a graph from its input to the ids of its first tokenizer, and where rows start in them."""
-    onnx = import_optional("onnx")
+    onnx = required("onnx", "export", "certifying")
     model = onnx.load(path, load_external_data=False)
     graph, kept = model.graph, []
     types = [node.op_type for node in graph.node]
@@ -131,8 +132,8 @@ def cut_onnx(path: Path) -> bytes:
 
 def cut_tflite(path: Path) -> bytes:
     """The operators of a file from its input to its first tokenizer."""
-    schema = import_optional("ai_edge_litert.schema_py_generated")
-    flatbuffers = import_optional("flatbuffers")
+    schema = required("ai_edge_litert.schema_py_generated", "export", "certifying")
+    flatbuffers = required("flatbuffers", "export", "certifying")
     model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
     graph, codes = model.subgraphs[0], model.operatorCodes
     names = [(codes[operator.opcodeIndex].customCode or b"").decode() for operator in graph.operators]

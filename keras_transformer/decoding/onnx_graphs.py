@@ -23,6 +23,7 @@ from keras_transformer.checking.probes import (
     device_name,
 )
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.extras import required
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.computations import OfGraph, TextLogProbs
 from keras_transformer.ops import Tensor
@@ -62,12 +63,7 @@ def open_session(path: Path, num_threads: int, provider: str = "auto", plans_mem
     Raises:
         RequestError: onnxruntime is not installed, the graph cannot be loaded, or there is no GPU that was asked for.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise RequestError(
-            f"{path} needs the package onnxruntime, which is not installed: pip install onnxruntime"
-        ) from None
+    onnxruntime = required("onnxruntime", "", str(path))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 4  # fatal: what is an error is raised, and told in a line of ours

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.extras import required
 from keras_transformer.importing import bart_models, causal_models, encoders, many_languages, t5
 from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of, tell_ignored
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
@@ -71,14 +72,8 @@ def download(name: str, folder: Path) -> None:
         RequestError: huggingface_hub is not installed, or the Hub has no such model or revision.
         JobError: the Hub cannot be reached.
     """
-    try:
-        from huggingface_hub import HfApi
-    except ImportError:
-        raise RequestError(
-            "--download needs the package huggingface_hub, which is not installed: pip install huggingface_hub"
-        ) from None
     repository, _, revision = name.partition("@")
-    hub = HfApi()
+    hub = required("huggingface_hub", "import", "--download").HfApi()
 
     def fetch(files: Iterable[str]) -> None:
         with _errors_of_the_hub(name):

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import RequestError, silent
+from keras_transformer.core.extras import missing, required
 from keras_transformer.core.schema import list_of, object_of, parse_json, whole
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode
 from keras_transformer.text.tokenizer import (
@@ -251,9 +252,7 @@ def rendered(template: str, chats: Sequence[Mapping[str, object]]) -> list[str]:
             installed.
     """
     if importlib.util.find_spec("jinja2") is None:
-        raise RequestError(
-            "a chat needs the package jinja2, which is not installed: pip install 'keras-transformer[import]'"
-        )
+        raise missing("jinja2", "import", "a chat")
     # The process imports this package from where it is, installed or not, and nothing from the folder of the work.
     paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     job = f"from {__name__} import render; render()"
@@ -311,14 +310,7 @@ def tokenizers_library() -> ModuleType:
     Raises:
         RequestError: it is not installed.
     """
-    try:
-        import tokenizers
-    except ImportError:
-        raise RequestError(
-            "the vocabulary of this model needs the package tokenizers, which is not installed: "
-            "pip install 'keras-transformer[import]'"
-        ) from None
-    return tokenizers
+    return required("tokenizers", "import", "the vocabulary of this model")
 
 
 def _parsed(model: bytes) -> tuple[str, list[int], bool, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.extras import required
 from keras_transformer.core.files import user_cache, write_whole
 from keras_transformer.core.lazy import tf
 from keras_transformer.text.lines import opened
@@ -179,13 +180,7 @@ def wmt14(source: str, target: str, data_dir: Path | None) -> tuple[PairSource, 
     other = target if source == "en" else source
     if other not in WMT14_LANGUAGES or "en" not in (source, target):
         raise RequestError(f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}")
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError:
-        raise RequestError(
-            "wmt14 takes tensorflow-datasets: pip install 'keras-transformer[wmt]', or in a checkout "
-            "pip install -e '.[wmt]'"
-        ) from None
+    tfds = required("tensorflow_datasets", "wmt", "wmt14")
     # One configuration serves both directions: its examples name their languages.
     name, splits = f"wmt14_translate/{other}-en", ["train", "validation"]
     try:

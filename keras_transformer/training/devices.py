@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from keras_transformer.core.errors import RequestError, say
+from keras_transformer.core.extras import install
 from keras_transformer.core.files import user_cache
 from keras_transformer.core.lazy import on_tensorflow, tf
 from keras_transformer.core.machine import gpus_of_the_driver
@@ -166,7 +167,7 @@ def describe_devices(devices: str) -> str:
         return f"training on {len(gpus)} GPU(s): {', '.join(names)}"
     if kind == "auto" and (count := gpus_of_the_driver()):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "Its CUDA libraries are not installed, or do not fit: pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+        why = f"Its CUDA libraries are not installed, or do not fit: {install('gpu')}"
         if hidden is not None:
             why = f"CUDA_VISIBLE_DEVICES is {hidden!r}, which may hide them"
         return f"training on the processor: the NVIDIA driver has {count} GPU(s), but TensorFlow sees none. {why}"

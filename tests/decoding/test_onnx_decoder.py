@@ -174,7 +174,7 @@ def test_an_error_of_the_runtime_is_told_and_a_missing_package_named(exported, e
     with pytest.raises(JobError, match="ONNX Runtime stopped; if memory ran out, take smaller batches: .*Invalid rank"):
         exported.decoder.search(Arrays(np.array([5], "int32"), np.array([9]), np.zeros((1, 9))), SearchOptions(3))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(RequestError, match="pip install onnxruntime"):
+    with pytest.raises(RequestError, match="needs the package onnxruntime, which is not installed: pip install"):
         keras_transformer.load(export)
 
 

@@ -1,11 +1,10 @@
 """The programs of BUILD.md run as they are written there, and translate as the model does; its bounds are those of the
-certificate. The extras of an export differ in ONNX Runtime alone.
+certificate.
 """
 
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
@@ -52,9 +51,3 @@ def test_the_table_of_bounds_is_the_certificates():
     for place, bounds in enumerate(BOUNDS.values()):
         found = {name: float(cells[place]) for name, cells in table.items() if cells[place]}
         assert found == {name: getattr(bounds, name) for name in found}
-
-
-def test_the_extras_for_cpus_and_gpus_differ_in_onnx_runtime_alone():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    differing = {*extras["export"]} ^ {*extras["export-gpu"]}
-    assert sorted(re.split(r"[\[<>=]", each)[0] for each in differing) == ["onnxruntime", "onnxruntime-gpu"]

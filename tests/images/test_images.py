@@ -199,7 +199,7 @@ def test_the_digits_are_halved(monkeypatch):
     sources = np.stack([np.asarray(image.source) for image in train])
     assert sources.shape[1:] == (8, 8) and sources.dtype == "uint8" and sources.max() == 255, "white is white"
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(RequestError, match="needs the package scikit-learn, which is not installed"):
+    with pytest.raises(RequestError, match="needs the package sklearn, which is not installed"):
         named_images("digits")
 
 

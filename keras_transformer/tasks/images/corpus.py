@@ -185,13 +185,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
         RequestError: the name is unknown, or scikit-learn is not installed.
     """
     recipe = recipe_named(name, RECIPES, "named images are", "--images")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise RequestError(
-            "--dataset digits needs the package scikit-learn, which is not installed: pip install scikit-learn"
-        ) from None
-    digits = load_digits()
+    digits = required("sklearn.datasets", "images", "--dataset digits").load_digits()
     pixels = np.round(digits.images * (255 / DIGITS_WHITE)).astype("uint8")
     images = [
         LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
