@@ -16,19 +16,30 @@ SELENIUM ?= selenium==4.51.0
 MUTATION ?= cosmic-ray==8.7.0 coverage==7.17.5
 # What `make docs` needs. It stays out of the lock, as no test needs it.
 SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
+# What `make release` checks files with. They stay out of the lock, as no test needs them.
+RELEASE ?= twine==7.0.0 check-wheel-contents==0.6.3
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check
+# uv in the shell of a recipe. It asks the index that pip is told to ask.
+UV = index=$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url 2>/dev/null)}}; \
+  export UV_SYSTEM_CERTS=1 UV_COMPILE_BYTECODE=1 $${index:+UV_DEFAULT_INDEX="$$index"}; \
+  uv() { .venv/bin/uv pip "$$@"; }
+UV_REQUIREMENT := .venv/uv.txt
+DEMO_ENVIRONMENT := .venv/installed-demo
 ENVIRONMENT := .venv/installed
+UNFINISHED := .venv/unfinished
 CONSTRAINTS := .venv/constraints.txt
-SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
 BROWSER_ENVIRONMENT := .venv/installed-browser
 SITE_ENVIRONMENT := .venv/installed-docs
 MUTATION_ENVIRONMENT := .venv/installed-mutants
+RELEASE_ENVIRONMENT := .venv/installed-release
+LOWEST := .venv-lowest
+LOWEST_ENVIRONMENT := $(LOWEST)/installed
 
-.PHONY: help demo test mutants lint bench docs lock
+.PHONY: help demo test mutants lint bench docs release lock
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
@@ -41,10 +52,12 @@ help:
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make docs           the documentation as a site, in build/site'
+	@echo 'make release        sdist and wheel in build/release, built twice and checked, and what to do with them'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
 
-demo: $(ENVIRONMENT)
-	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume)
+# Half of the steps that number words take by default: enough for these sentences, and 95 % of the numbers held out.
+demo: $(DEMO_ENVIRONMENT)
+	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume,--steps 1200)
 	printf '%s\n' 'forty-two' 'seven thousand and eleven' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
 	  | .venv/bin/python -m keras_transformer translate runs/demo
 	.venv/bin/python -m export runs/demo --overwrite
@@ -57,11 +70,16 @@ EXPRESSION = $(subst not-,not ,$(subst $(subst ,, ), and ,$(addprefix not-,$(str
 PYTEST = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(EXPRESSION)'
 # All tests run in two halves: what TensorFlow keeps for graphs and sessions adds up in a process.
 HALF = tests/export tests/golden tests/decoding tests/models tests/test_seam.py
-test: $(ENVIRONMENT) $(if $(PARITY)$(FULL),$(PARITY_ENVIRONMENT)) $(if $(BROWSER)$(FULL),$(BROWSER_ENVIRONMENT))
+# With the lowest versions that pyproject.toml allows, a part of them.
+PART = tests/training/test_run.py tests/text tests/images tests/export/test_export_command.py tests/export/test_ctranslate2.py \
+  tests/export/test_saved_model.py tests/export/test_tflite.py
+test: $(ENVIRONMENT) $(if $(PARITY)$(FULL),$(PARITY_ENVIRONMENT)) $(if $(BROWSER)$(FULL),$(BROWSER_ENVIRONMENT)) \
+  $(if $(LONG)$(FULL),$(LOWEST_ENVIRONMENT))
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	@status=0; $(PYTEST) $(HALF) || status=1; $(PYTEST) $(addprefix --ignore=,$(HALF)) || status=1; exit $$status
+	@status=0; $(PYTEST) $(HALF) || status=1; $(PYTEST) $(addprefix --ignore=,$(HALF)) || status=1; \
+	$(if $(LONG)$(FULL),$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PART) || status=1;) exit $$status
 endif
 
 # JOBS mutants at once.
@@ -87,9 +105,34 @@ bench: $(PARITY_ENVIRONMENT)
 docs: $(SITE_ENVIRONMENT)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
-# The virtual environment is made again at every set-up (it takes seconds), so one that broke half-way is mended. The
-# lock is made on Linux. macOS needs more packages, such as appnope, so there it gives the versions, without hashes.
-$(ENVIRONMENT): requirements.lock pyproject.toml
+release: $(RELEASE_ENVIRONMENT)
+	.venv/bin/python docs/release.py
+
+# Installs requirements, each with the version and the hashes of the lock, and the project itself. uv does so in seconds, from
+# the index that pip is told to ask; what has no package for this system is told in one line, before anything is downloaded.
+# Where uv cannot be had, or cannot reach that index, pip installs the whole lock.
+define install
+	@touch $(UNFINISHED)
+	@rm -f $(DEMO_ENVIRONMENT)
+	-@$(PIP) install --quiet --only-binary :all: --require-hashes -r $(UV_REQUIREMENT)
+	@$(UV); \
+	pinned() { uv install --python .venv/bin/python --require-hashes --build-constraints requirements.lock $(1) "$$@"; }; \
+	lacking=$$(pinned --dry-run 2>&1 | sed -n 's/.*Because \([^ ]*\) has no wheels with a matching \([^)]*)\).*/\1 has no file with a \2/p'); \
+	if [ -n "$$lacking" ]; then \
+	  echo "error: expected files of each package for this system; $$lacking: see README.md, Supported systems" >&2; exit 1; \
+	fi; \
+	echo 'uv pip install --require-hashes $(1)'; \
+	pinned && uv install --python .venv/bin/python --no-deps --no-build-isolation -e . || { \
+	  echo 'uv did not install them: pip does'; \
+	  $(PIP) install --require-hashes -r requirements.lock && $(PIP) install --no-deps --no-build-isolation -e .; \
+	} || { echo 'error: what requirements.lock pins cannot be installed here; the lines above say why' >&2; exit 1; }
+	@touch $(DEMO_ENVIRONMENT)
+	@rm $(UNFINISHED)
+endef
+
+# What `make demo` needs: to train, export and answer. An environment whose set-up was stopped is made from nothing.
+$(DEMO_ENVIRONMENT): requirements.lock pyproject.toml
+	@if [ -e $(UNFINISHED) ]; then rm -r .venv; fi
 	@for python in $(PYTHON); do \
 	  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
 	  found=$$python; \
@@ -102,13 +145,13 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 	else \
 	  echo "error: expected a Python 3.11, 3.12 or 3.13, found none among: $(PYTHON); install one, or name it with PYTHON=..."; \
 	fi >&2; exit 1
-	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > $(CONSTRAINTS)
-ifeq ($(SYSTEM),Darwin)
-	$(PIP) install -c $(CONSTRAINTS) -e '.[dev]'
-else
-	$(PIP) install --require-hashes -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation -e .
-endif
+	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > $(CONSTRAINTS)
+	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(UV_REQUIREMENT)
+	$(call install,--constraints requirements.lock --requirements pyproject.toml --extra export)
+
+# Linters, test tools and notebooks come to it.
+$(ENVIRONMENT): $(DEMO_ENVIRONMENT)
+	$(call install,--requirements requirements.lock)
 	@touch $@
 
 # The peers must not change the pinned versions; the last command checks this.
@@ -136,14 +179,27 @@ $(SITE_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
-# Made with the oldest Python, in an environment of its own; newer Pythons can install the same versions. The extra
-# `dev` names other extras of this project, so pip-compile would pin the project itself: the last command cuts off that
-# warning, at the end of the file.
+# Python 3.11, for which every lowest version has a file.
+$(LOWEST_ENVIRONMENT): requirements-lowest.txt | $(ENVIRONMENT)
+	rm -rf $(LOWEST)
+	@python3.11 -c '' || { echo 'error: LONG=1 expects a Python 3.11, as python3.11, for the lowest versions' >&2; exit 1; }
+	python3.11 -m venv $(LOWEST)
+	@$(UV); uv install --python $(LOWEST)/bin/python -r requirements-lowest.txt
+	@touch $@
+
+$(RELEASE_ENVIRONMENT): $(ENVIRONMENT)
+	$(PIP) install -c $(CONSTRAINTS) $(RELEASE)
+	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
+	@touch $@
+
+# The lock is for every system and every supported Python at once; its versions stay where they can. The lowest versions that
+# pyproject.toml allows are for Python 3.11.
 lock:
-	@test -x .venv-lock/bin/pip-compile || { python3.11 -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools; }
-	CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/pip-compile --quiet --extra dev --generate-hashes --strip-extras \
-	  --unsafe-package keras-transformer-kit --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
-	sed -i '/^$$/,$$d' requirements.lock
+	@test -x .venv-lock/bin/uv || { python3 -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv; }
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes \
+	  --custom-compile-command 'make lock' -o requirements.lock pyproject.toml
+	.venv-lock/bin/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra dev --no-annotate \
+	  --custom-compile-command 'make lock' -o requirements-lowest.txt pyproject.toml
 
 # The wheels of the answering environment, from which tests install it without a network.
 WHEELS := .venv/wheels

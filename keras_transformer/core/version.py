@@ -1,3 +1,3 @@
 """Holds the version of this package, which every run names as its writer."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
