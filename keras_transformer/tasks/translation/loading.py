@@ -21,7 +21,14 @@ from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.runs.export_folder import ENGINES, ExportFolder, Graphs, file_name
-from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
+from keras_transformer.runs.run_folder import (
+    RunFolder,
+    config_of_graph,
+    config_of_kind,
+    load_model,
+    read_tokenizers,
+    require_kind,
+)
 from keras_transformer.spec.search_options import SearchOptions, require
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
@@ -78,7 +85,7 @@ def load(
     asked_engine = Engine(engine, precision, provider, num_threads)
     if (export := ExportFolder(run)).is_export():
         asked_engine.require_graphs(export.path)
-        decoder: Decoder = OnnxDecoder(export.graphs(precision), num_threads, provider)
+        decoder: Decoder = OnnxDecoder(graphs_in(export, precision), num_threads, provider)
     else:
         options = SearchOptions(**config_of_kind(RunFolder(run), KIND).search)
         decoder = run_decoder(os.fspath(run), asked_engine, options)
@@ -159,11 +166,19 @@ def decoder_for(runs: Sequence[str], engine: Engine, asked: Asked) -> Callable[[
         if len(runs) > 1:
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
         engine.require_graphs(run.path)
-        return partial(OnnxDecoder, export.graphs(engine.precision), engine.num_threads, engine.provider)
+        return partial(OnnxDecoder, graphs_in(export, engine.precision), engine.num_threads, engine.provider)
     graphs = kept_graphs(runs, engine, asked)
     if graphs is None:
         return partial(keras_decoder, runs, engine.num_threads)
     return partial(OnnxDecoder, graphs, engine.num_threads, engine.provider)
+
+
+def graphs_in(export: ExportFolder, precision: str | None) -> Graphs:
+    """Returns the graphs of an export. Raises RequestError if there are none, or they are no translator's."""
+    graphs = export.graphs(precision)
+    if not (graphs.translate or graphs.encoder):
+        require_kind(config_of_graph(graphs.main), KIND, export.path)
+    return graphs
 
 
 def kept_graphs(runs: Sequence[str], engine: Engine, asked: Asked) -> Graphs | None:
