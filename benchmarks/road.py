@@ -44,7 +44,7 @@ EXPORTS = [("saved_model", "float32"), *(("onnx", each) for each in ("float32", 
 EXPORTS += [("tflite", each) for each in ("float32", "float16", "int8")]
 EXPORTS += [*(("ctranslate2", each) for each in ("float32", "int8")), ("huggingface", "float32")]
 IMPORTS = (
-    "from keras_transformer.core.errors import load_tensorflow; load_tensorflow(); import keras, keras_transformer"
+    "from keras_transformer.core.extras import load_tensorflow; load_tensorflow(); import keras, keras_transformer"
 )
 
 

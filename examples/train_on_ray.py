@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.core.errors import JobError, RequestError, Stopped, exit_status, load_tensorflow, say
+from keras_transformer.core.errors import JobError, RequestError, Stopped, exit_status, say
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.spec.custom_parts import import_flags, with_imports
 from keras_transformer.training import flags
 from keras_transformer.training.workers import WorkerLost

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_transformer.commands.parser import COUNT, FEW, CommandParser, number_from
-from keras_transformer.core.errors import RequestError, command_line, exit_status, load_tensorflow
+from keras_transformer.core.errors import RequestError, command_line, exit_status
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, found, locked
 from keras_transformer.runs.export_folder import PRECISIONS

@@ -131,7 +131,7 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
     held = pipeline_of(task)
     if others and not hasattr(held, "between"):
         raise RequestError(f"runs of --task {task} cannot answer together; received {1 + len(others)} runs")
-    pipeline = TASKS[task].module("pipeline").load_ensemble([run, *others]) if others else held.load(run)
+    pipeline = TASKS[task].module("loading").load_ensemble([run, *others]) if others else held.load(run)
     said = (config.corpus.get("name"), config.corpus.get("source_language"), config.corpus.get("target_language"))
     name, *languages = (plain(one or "") for one in said)
     return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name, config.unfinished())

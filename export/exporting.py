@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.core.extras import required
 from keras_transformer.core.folders import whole_folder
+from keras_transformer.runs.export_folder import CERTIFICATE, ONNX
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
@@ -71,6 +73,8 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
         write_artefacts(run, aside, decoding, plan)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
         write_certificate(certificate, aside)
+        if (aside / ONNX).is_dir():
+            shutil.copy(aside / CERTIFICATE, aside / ONNX)  # what answers takes this folder alone
         if not (certificate.holds or arguments.force_publish):
             refused = folder.with_name(f"{folder.name}.refused")
             with whole_folder(refused, partial(check_place, refused, True)) as kept:
@@ -198,6 +202,8 @@ def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Seq
         exporter = getattr(import_module(f".{WRITERS.get(format, format)}", __package__), f"export_{format}")
         for path in exporter(run, folder, decoding, precision):
             say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
+        if format == ONNX:
+            run.pipeline.save_vocabularies(folder / ONNX)
     run.pipeline.save_vocabularies(folder)
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from keras_transformer.tasks.images.pipeline import Recognizer, load_recognizer
     from keras_transformer.tasks.language_modelling.pipeline import Generator, load_generator
     from keras_transformer.tasks.next_item.pipeline import Recommender, load_recommender
-    from keras_transformer.tasks.translation.pipeline import Translator, load, load_ensemble
+    from keras_transformer.tasks.translation.loading import load, load_ensemble
+    from keras_transformer.tasks.translation.pipeline import Translator
     from keras_transformer.text.datasets import datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer
 
@@ -46,7 +47,8 @@ _NAMES = {
     "tasks.images.pipeline": ["Recognizer", "load_recognizer"],
     "tasks.language_modelling.pipeline": ["Generator", "load_generator"],
     "tasks.next_item.pipeline": ["Recommender", "load_recommender"],
-    "tasks.translation.pipeline": ["Translator", "load", "load_ensemble"],
+    "tasks.translation.loading": ["load", "load_ensemble"],
+    "tasks.translation.pipeline": ["Translator"],
     "text.datasets": ["datasets_from_files"],
     "text.tokenizer": ["Tokenizer"],
 }

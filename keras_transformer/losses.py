@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.spec.options import Config
 
 load_tensorflow()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.spec.options import Config
 
 load_tensorflow()
@@ -129,9 +127,3 @@ def recall_at(k: int, ranks: Tensor) -> Tensor:
 def ndcg_at(k: int, ranks: Tensor) -> Tensor:
     """Returns 1 / log2(1 + rank) where the rank is at most k, else 0 (Järvelin and Kekäläinen 2002; one target)."""
     return recall_at(k, ranks) / ops.log2(1.0 + ops.cast(ranks, "float32"))
-
-
-def mean_figures(ranks: np.ndarray, k: int) -> dict[str, float]:
-    """Returns recall and NDCG at k: means over ranks (N,)."""
-    each = {"recall": recall_at(k, ranks), "ndcg": ndcg_at(k, ranks)}
-    return {name: float(ops.convert_to_numpy(values).mean(dtype="float64")) for name, values in each.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.lazy import tf
 
 load_tensorflow()

@@ -15,7 +15,7 @@ from keras_transformer.commands.runs import info
 from keras_transformer.core.errors import exit_status
 from keras_transformer.runs.run_folder import RunFolder, load_model, read_config, write_config
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation import pipeline as translating
+from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.commands.translate import own_search_of
 from keras_transformer.text.bleu import tokenizer_for
 from keras_transformer.training.request import open_run
@@ -45,7 +45,7 @@ def run(tmp_path, monkeypatch) -> RunFolder:
 def readers(run, tmp_path, monkeypatch) -> dict[str, Callable[[], object]]:
     """What reads a run's config.json, up to where a model would be made."""
     model, path = load_model(run), str(run.path)
-    monkeypatch.setattr(translating, "load_model", lambda folder, kind: read_config(folder) and model)
+    monkeypatch.setattr(loading, "load_model", lambda folder, kind: read_config(folder) and model)
 
     def export() -> None:
         trained = artefacts.open_run(path)
@@ -53,7 +53,7 @@ def readers(run, tmp_path, monkeypatch) -> dict[str, Callable[[], object]]:
 
     return {
         "search": lambda: SearchOptions(**own_search_of(Namespace(run=path))),
-        "evaluate": lambda: tokenizer_for(translating.load(path).target_language),
+        "evaluate": lambda: tokenizer_for(loading.load(path, engine="keras").target_language),
         "export": export,
         "info": lambda: info(Namespace(run=path)),
         "resume": lambda: open_run({"resume": True, "out": path, "steps": 10**9}),

@@ -40,7 +40,7 @@ def run(run_folder, translator, monkeypatch, capfdbinary):
 
     Commands are handed one decoder, whose graphs are traced already, in place of one from the disk.
     """
-    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    monkeypatch.setattr(engines, "decoder_for", lambda *of_the_command: lambda: translator.decoder)
     monkeypatch.setattr("keras_transformer.tasks.translation.pipeline.load", lambda run: translator)
 
     def run(command, *options, stdin=b""):
@@ -198,7 +198,7 @@ def test_a_setting_takes_a_number_or_refuses_it_in_one_line(task):
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
 def test_an_unknown_tokenizer_is_refused_before_a_model_is_loaded(run, monkeypatch, tmp_path, verb):
-    monkeypatch.setattr(engines, "chosen_decoder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(engines, "decoder_for", lambda *_: pytest.fail("loaded"))
     text, others = tmp_path / "text", [tmp_path / "run"] if verb == "compare" else []
     text.write_text("two dogs\n")
     status, _, err = run(verb, *others, "--source", text, "--reference", text, "--tokenize", "nonsense", stdin=SOURCE)

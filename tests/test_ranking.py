@@ -9,6 +9,7 @@ from keras_transformer import metrics
 from keras_transformer.metrics import NDCGAt, RecallAt
 from keras_transformer.tasks.next_item import training
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
+from keras_transformer.tasks.next_item.pipeline import mean_figures
 from keras_transformer.text.tokenizer import UNKNOWN
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
@@ -39,7 +40,7 @@ def test_recall_is_kerass_and_ndcg_is_the_definition(k):
     draw = np.random.default_rng(0)
     scores, targets = draw.permuted(np.tile(np.arange(30.0), (50, 1)), axis=1), draw.integers(4, 30, 50)
     scores[:, :4] = -1
-    found = metrics.mean_figures(np.array(ranks(targets, scores.astype("float32"))), k)
+    found = mean_figures(np.array(ranks(targets, scores.astype("float32"))), k)
     top = keras.metrics.SparseTopKCategoricalAccuracy(k)
     top.update_state(targets, scores.astype("float32"))
     assert found["recall"] == pytest.approx(float(top.result()), abs=1e-6)
@@ -57,8 +58,8 @@ def test_an_unknown_target_is_a_miss_in_every_catalogue(num_items):
     ]
     for k in (1, 5, 10, 20, 1000):
         for one in found:
-            assert [metrics.mean_figures(one[place : place + 1], k)["recall"] for place in (0, 1, 3, 4)] == [0] * 4
-            assert metrics.mean_figures(np.delete(one, 2), k) == {"recall": 0, "ndcg": 0}
+            assert [mean_figures(one[place : place + 1], k)["recall"] for place in (0, 1, 3, 4)] == [0] * 4
+            assert mean_figures(np.delete(one, 2), k) == {"recall": 0, "ndcg": 0}
         for metric in (RecallAt(k), NDCGAt(k)):
             metric.update_state(np.array([targets]), scores[None], np.array([[1, 1, 0, 1, 1]], "float32"))
             assert float(metric.result()) == 0

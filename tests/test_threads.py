@@ -21,7 +21,7 @@ import keras_transformer as package
 from export.artefacts import open_run
 from export.exporting import write_artefacts
 from keras_transformer.commands.graph_cache import write_with_probes
-from keras_transformer.core import errors
+from keras_transformer.core import errors, extras
 from keras_transformer.core.lazy import tf
 from keras_transformer.decoding import onnx_decoder, onnx_graphs
 from keras_transformer.decoding.computations import Fills, LabelProbs
@@ -109,12 +109,14 @@ def on_onnx(runs, tmp_path_factory) -> Callable[[str], Any]:
         if name == "translation":
             decoding = opened.decoding(**SEARCH)  # type: ignore[arg-type]
             write_artefacts(opened, folder, decoding, [("onnx", "float32")])
-            return Translator.of_run(OnnxDecoder(ExportFolder(folder).graphs("float32"), 4), run)
-        computation, path = COMPUTED.get(name), folder / "graph.onnx"
-        graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, computation=path)
-        write_with_probes(opened, graphs, computation, "float32")
-        model = OnnxComputations(graphs, read_config(run).model)
-        return Generator.of_run(model, run) if computation is None else Classifier.of_run(model, run)
+            decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 4)
+            return Translator.of_run(decoder, run, read_config(run))
+        computation, path, config = COMPUTED.get(name), folder / "graph.onnx", read_config(run)
+        graphs = Graphs(None, None, path) if computation is None else Graphs(None, None, None, outputs=path)
+        write_with_probes(opened, graphs, None, "float32")
+        model = OnnxComputations(graphs, config.model)
+        held = Generator if computation is None else Classifier
+        return held.of_run(model, run, config)
 
     return made
 
@@ -180,7 +182,7 @@ def test_what_the_whole_process_shares_is_changed_by_one_thread_at_a_time(tmp_pa
 
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.setattr(importlib, "import_module", imported := Inside(lambda name: sys.modules.update({name: tf})))
-    together(lambda _: errors.load_tensorflow(), 3)
+    together(lambda _: extras.load_tensorflow(), 3)
     errors.say("heard")
     assert imported.calls == 1 and capfd.readouterr().err == "heard\n"
 

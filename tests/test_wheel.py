@@ -44,7 +44,8 @@ def test_it_installs_one_name_and_every_module(plain_environment):
         modules = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
         found = {path.relative_to(place / inner) for path in (place / inner).rglob("*.py")}
         assert modules <= found
-    beside = ("plots/page.css", "plots/page.html", "plots/page.js", "py.typed", "text/pronouns.tsv")
+    beside = ("demo/onnx/translate-int8.onnx", "plots/page.css", "plots/page.html", "plots/page.js", "py.typed",
+              "text/pronouns.tsv")  # fmt: skip
     assert all((place / "keras_transformer" / name).is_file() for name in beside)
 
 
@@ -105,13 +106,19 @@ def import_model(folder: Path) -> list[str]:
     return ["import", "bart", "run"]
 
 
-# A command for each set of extras without which it stops.
-COMMANDS = {("train",): train, ("images", "train"): train_on_images, ("import", "train"): import_model}
+# Sets of extras, and a command that stops without them.
+COMMANDS = [
+    pytest.param(["train"], train, id="train"),
+    pytest.param(["jax"], train, id="jax", marks=pytest.mark.parity),  # JAX is there for the comparisons
+    pytest.param(["images", "train"], train_on_images, id="images"),
+    pytest.param(["import", "train"], import_model, id="import"),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("extras", COMMANDS, ids="-".join)
-def test_with_other_extras_it_does_what_they_are_for(extras, environment_with, tmp_path):
+@pytest.mark.parametrize(("extras", "command"), COMMANDS)
+def test_with_other_extras_it_does_what_they_are_for(extras, command, environment_with, tmp_path):
     python = python_of(environment_with(*extras))
-    run(python, "-m", "keras_transformer", *COMMANDS[extras](tmp_path), folder=tmp_path)
+    backend = "jax" if "jax" in extras else "tensorflow"
+    run(python, "-m", "keras_transformer", *command(tmp_path), folder=tmp_path, KERAS_BACKEND=backend)
     assert (tmp_path / "run" / "model.keras").is_file()

@@ -21,6 +21,7 @@ from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import Schema, having, list_of, object_of, parse_json, read_json, whole
 from keras_transformer.core.task_registry import TASKS, task_named
+from keras_transformer.runs.export_folder import CERTIFICATE, ONNX
 from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
@@ -40,7 +41,7 @@ from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
 NUM_STORED = 8  # how many texts are kept beside the probes
-CERTIFICATE, MAX_BYTES = "certificate.json", 2**26  # its name, and the largest one
+CERTIFICATES, MAX_BYTES = (CERTIFICATE, f"{ONNX}/{CERTIFICATE}"), 2**26  # where they are, and the largest one
 SIZES = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "context_length", "image_size", "channels")
 SIZE, IDS = whole(0, 2**31 - 1), list_of(whole(0, 2**31 - 1))
 SEARCHES = list_of(having(decoding=DECODING, texts=list_of(dict)), 1)
@@ -120,14 +121,16 @@ class KeptCertificate:
     """The certificate of an export folder, and what it keeps of the model.
 
     Args:
-        folder: an export folder, perhaps a stranger's.
+        folder: an export folder, perhaps a stranger's; of an export whose folder `onnx` alone was copied, the folder
+            that holds it.
 
     Raises:
         RequestError: it has no certificate, or a damaged one.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / CERTIFICATE
+        self.folder = folder
+        self.path = next((folder / name for name in CERTIFICATES if (folder / name).is_file()), folder / CERTIFICATE)
         if not self.path.is_file():
             raise RequestError(
                 f"expected an export, or a file of one; found no certificate.json at {folder}: copy it from where the "
@@ -144,7 +147,7 @@ class KeptCertificate:
             options = model_spec.KINDS[self.content["kind"]].arguments
             sizes = {name: options[name].schema for name in SIZES if name in options}
             self.config = parse_json(self.about["model"], having(**sizes))
-            foreign = RunFolder(folder).foreign_tokenizer
+            foreign = RunFolder(self.path.parent).foreign_tokenizer
             self.signature = signature_of(task, self.about, [load_tokenizer(foreign)] if foreign.is_file() else [])
 
     @property
@@ -171,7 +174,7 @@ class KeptCertificate:
             return found
 
     def _restored(self, num_probes: int, kept: Config) -> Expected:
-        signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
+        signature, stored, folder = self.signature, kept["texts"], RunFolder(self.path.parent)
         (SEARCHED if issubclass(signature, Searching) else RANKED).checked(stored, "stored.searches.texts")
         given = signature.stored_texts(stored, self.config)
         tokenizers: tuple[Tokenizer, ...] = ()
@@ -238,8 +241,10 @@ def certify(
 
 
 def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[Config]:
-    """Chooses the probes by which ONNX graphs of a translator check themselves; other exports are not loaded here."""
-    if "encoder" not in run.signature.halves or not isinstance(expected, ExpectedSearch):
+    """Returns the probes by which ONNX graphs check themselves: texts of a translator, made-up inputs of others."""
+    if "encoder" not in run.signature.halves:
+        return [run.signature(run.pipeline, run.model, decoding).probe().as_json()]
+    if not isinstance(expected, ExpectedSearch):
         return []
     probes = expected.probes(range(expected.texts.first_given, len(expected.texts)))
     return as_json(probes if len(probes) == NUM_PROBES else chosen_probes(run.pipeline, [], decoding))
@@ -271,7 +276,8 @@ def kept_at(path: str | os.PathLike[str]) -> tuple[KeptCertificate, list[Artefac
         RequestError: there is no artefact, or no certificate.
     """
     path = Path(path)
-    kept = KeptCertificate(next((one for one in (path, *path.parents[:2]) if (one / CERTIFICATE).is_file()), path))
+    folders = [one for one in (path, *path.parents[:2]) if any((one / name).is_file() for name in CERTIFICATES)]
+    kept = KeptCertificate(next((one for one in folders if one.name != ONNX), path))
     there = {one.name_in(kept.folder): one for one in artefacts_in(kept.folder)}
     if "encoder" in kept.signature.halves:  # whose step says nothing without it
         there = {name: one for name, one in there.items() if one.interface != "step"}

@@ -30,7 +30,6 @@ from .text_graph import detokenized, tokenized
 from .tracer import PRECISION, Nest, Size, SymbolicTensor, Tracer, Untraceable, model_of
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.keras_decoder import Computation
     from keras_transformer.models.base import FamilyModel
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
@@ -222,9 +221,12 @@ def export_onnx(
     return paths
 
 
-def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:
-    """Writes one of the graphs, see `graphs_of`; the one with a search gives `decoding.n_best` hypotheses. That of a
-    model between many languages takes prefixes, so that one graph serves all. Several runs have only "translate".
+def write_graph(
+    run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str, num_listed: int | None = None
+) -> list[Path]:
+    """Writes one of the graphs, see `graphs_of`; the one with a search gives `decoding.n_best` hypotheses, and one that
+    lists choices `num_listed`. That of a model between many languages takes prefixes, so that one graph serves all.
+    Several runs have only "translate".
 
     Raises:
         Unwritable: a part of the model computes what has no form in ONNX here.
@@ -233,26 +235,11 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     has_list, has_prefix = decoding.n_best != 1, bool(getattr(run.pipeline, "language_tags", None))
     if name == run.signature.ids_stem and (has_list or has_prefix):
         model = translate_model(run, decoding, precision, has_list, has_prefix)
+    elif num_listed:
+        model = ids_model(run, decoding, precision, num_listed)
     else:
         model = graphs_of(run.signature)[name](run, decoding, precision)
     return write_model(path, model, run.metadata(decoding, precision))
-
-
-def write_computation(run: TrainedRun, path: Path, computation: Computation, precision: str) -> list[Path]:
-    """Writes the graph of a computation: `ids` (batch, length) int32 → its results, in their order.
-
-    Raises:
-        Unwritable: a part of the model computes what has no form in ONNX here.
-    """
-    require_traceable(run.model)
-    r, ids = tracer_of(run.model, precision), ValueInfo("ids", np.int32, ["batch", "length"])
-    with ops.on(r):
-        found = computation.run(run.model, r.input(ids))
-        outputs = [
-            (ValueInfo(f"result_{place}", np.dtype(value.dtype), ["batch", *[None] * (value.ndim - 1)]), value)
-            for place, value in enumerate(found)
-        ]
-    return write_model(path, model_of(r, [ids], outputs), run.metadata(run.decoding(), precision))
 
 
 def require_traceable(model: FamilyModel) -> None:
@@ -287,11 +274,12 @@ def _record_once(model: FamilyModel) -> None:
         model.states(r.input(ValueInfo(model.takes[0], np.int32, shape)))
 
 
-def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
+def ids_model(run: TrainedRun, decoding: Decoding, precision: str, num_listed: int | None = None) -> Model:
     """The graph that takes ids, or images: what the run's `Signature` gives of them. Any ids are
     allowed, and rows of any length, 0 included.
     """
-    r, signature = tracer_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
+    r = tracer_of(run.model, precision)
+    signature = run.signature(run.pipeline, run.model, decoding, num_listed=num_listed)
     shape = ["batch", *(signature.item_shape() or [LENGTHS.get(signature.takes, "length")])]
     given = ValueInfo(signature.takes, np.dtype(signature.input_type), shape)
     with ops.on(r):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -25,8 +26,8 @@ from keras_transformer.runs.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import MAX_OWN_BEAMS, Decoding, SearchOptions, longest, penalty
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.sentences import Ids
-from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from keras_transformer.text.sentences import Ids, padded
+from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 NUM_PROBES = 4
 NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chosen
@@ -34,6 +35,9 @@ MOST_PIECES = 16  # the longest source, in pieces
 MOST_COMMON = 2000  # pieces, of which sources are made where there is no text
 MAX_BYTES = 2**26  # the largest file with probes
 INT32 = whole(-(2**31), 2**31 - 1)
+PROBE_LENGTHS = (2, 5, 9, 14)  # in random ids, without start and end
+STRIDE = 37  # between neighbours in images that are made up
+IMAGES = having(images=list_of(whole(1, 2**12), 4, 4))
 PROBES = object_of({}, {"probes": list_of(object, 0, NUM_PROBES), "entries": list_of(object)}, others=object)
 MEASURED = having(versions=object_of({}, others=str), provider=str, device_name=str)
 ENTRY = having(name=str, holds=bool, contents=having(bytes=whole(0)), judgement=having(measured=MEASURED))
@@ -80,7 +84,7 @@ class Probe(NamedTuple):
 
 
 class ComputedProbe(NamedTuple):
-    """What a computation takes, and what the model gives in float32: arrays (B, ...)."""
+    """What a model that does not search takes, ids or images, and what it gives in float32: arrays (B, ...)."""
 
     inputs: list[np.ndarray]
     outputs: list[np.ndarray]
@@ -88,16 +92,39 @@ class ComputedProbe(NamedTuple):
     @classmethod
     def read(cls, probe: object) -> ComputedProbe:
         """Reads a probe from a file; it raises as `Probe.read` does."""
-        found = having(inputs=list_of(object, 1, 2), outputs=list_of(object, 1, 2)).checked(probe)
-        inputs = [_array(each, "inputs", INT32).astype("int32") for each in found["inputs"]]
-        outputs = [_array(each, "outputs", float) for each in found["outputs"]]
+        outputs = having(outputs=list_of(object, 1, 3)).checked(probe)["outputs"]
+        found = [_array(each, "outputs", float) for each in outputs]
+        if isinstance(probe, dict) and "images" in probe:
+            return cls([images_of_shape(IMAGES.checked(probe)["images"])], found)
+        given = having(inputs=list_of(object, 1, 2)).checked(probe)["inputs"]
+        inputs = [_array(each, "inputs", INT32).astype("int32") for each in given]
         if inputs[0].ndim != 2 or {array.shape for array in inputs} != {inputs[0].shape}:
-            raise Mismatch.at("inputs", "rows of ids of one length", found["inputs"])
-        return cls(inputs, outputs)
+            raise Mismatch.at("inputs", "rows of ids of one length", given)
+        return cls(inputs, found)
 
     def as_json(self) -> Config:
-        """Returns what a file keeps of it."""
-        return {name: [array.tolist() for array in arrays] for name, arrays in self._asdict().items()}
+        """Returns what a file keeps of it; of images, which are always the same, the shape."""
+        outputs = [array.tolist() for array in self.outputs]
+        if self.inputs[0].dtype == np.uint8:
+            return {"images": self.inputs[0].shape, "outputs": outputs}
+        return {"inputs": [array.tolist() for array in self.inputs], "outputs": outputs}
+
+
+def images_of_shape(shape: Sequence[int]) -> np.ndarray:
+    """Makes images (B, S, S, channels) uint8, always the same."""
+    return (np.arange(math.prod(shape)) * STRIDE % 256).astype("uint8").reshape(shape)
+
+
+def rows_of_ids(first: int, vocabulary_size: int, context_length: int) -> np.ndarray:
+    """Makes random rows of ids (B, S) int32, padded with 0, always the same: from `first` on, between start and end."""
+    generator = np.random.default_rng(1)
+    return padded(
+        [
+            [START, *generator.integers(first, vocabulary_size, length).tolist(), END]
+            for length in PROBE_LENGTHS
+            if length + 2 <= context_length
+        ]
+    )
 
 
 def _array(value: object, place: str, each: Allowed) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.certificate_texts import QUICK_TEXTS, Texts, long_texts, odd_texts
+from keras_transformer.checking.probes import ComputedProbe, images_of_shape, rows_of_ids
 from keras_transformer.core.errors import RequestError, say
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.schema import parse_json
@@ -256,6 +257,7 @@ class Signature:
         model: its model, perhaps in another precision.
         decoding: the options of the search, for models that search.
         index_dtype: as for `beam_search`.
+        num_listed: how many choices are listed, of models that list some; by default as many as the task lists.
     """
 
     mark: ClassVar[str | None] = None  # a key that the configuration of such a run has, where a task has several
@@ -275,12 +277,18 @@ class Signature:
     text_outputs: ClassVar[dict[str, Output]]
 
     def __init__(
-        self, pipeline: Any, model: FamilyModel, decoding: Decoding | None = None, index_dtype: str | None = None
+        self,
+        pipeline: Any,
+        model: FamilyModel,
+        decoding: Decoding | None = None,
+        index_dtype: str | None = None,
+        num_listed: int | None = None,
     ):
         self.pipeline = pipeline
         self.model = model
         self.decoding = decoding or Decoding.of(pipeline)
         self.index_dtype = index_dtype
+        self.num_listed = num_listed
 
     def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         """Returns the functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
@@ -323,6 +331,16 @@ class Signature:
     def named(self, ids: Tensor) -> Outputs:
         """Returns what a SavedModel without text gives: `of_ids`, and the names of labels or items if it has some."""
         return self.of_ids(self.taken(ids))
+
+    def probe(self) -> ComputedProbe:
+        """Returns what the model gives for a few inputs that are made up, by which graphs check themselves."""
+        shape, model = self.item_shape(), self.model
+        if shape:
+            inputs = images_of_shape((2, *shape))
+        else:
+            inputs = rows_of_ids(model.num_control_ids, model.vocabulary_size, model.context_length)
+        found = self.of_ids(self.taken(ops.convert_to_tensor(inputs)))
+        return ComputedProbe([inputs], [ops.convert_to_numpy(found[name]) for name in self.ids_outputs])
 
     @classmethod
     def validation(cls, folder: RunFolder, config: RunConfig) -> tuple[list[Any], list[str] | None]:

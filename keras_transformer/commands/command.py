@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.task_registry import DEFAULT_TASK, TASKS
-from keras_transformer.runs.export_folder import ExportFolder
-from keras_transformer.runs.run_folder import read_config
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import config_of
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 AddOptions = Callable[[argparse.ArgumentParser], None]
 Validation = TypeVar("Validation")
 IN_WHEEL = "keras_transformer.export"
+RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 
 
 class Command(NamedTuple):
@@ -35,12 +35,14 @@ class Command(NamedTuple):
         help: one line.
         add_options: adds its options to a parser.
         run_help: the help of its first argument, RUN; empty if it has none.
+        extra: the extra of this package that it needs; empty if it answers where the package was installed plainly.
     """
 
     run: Callable[[argparse.Namespace], None]
     help: str
     add_options: AddOptions = lambda parser: None
     run_help: str = "the run folder"
+    extra: str = ""
 
 
 class Importer(NamedTuple, Generic[Validation]):
@@ -108,10 +110,8 @@ def merged(name: str, of_each: Mapping[str, Command]) -> Command:
 
 
 def _task_in(folder: str, name: str, of_each: Mapping[str, Command]) -> str:
-    """Returns the task of the run in a folder, which does a command. Exports are a translator's: no others run here."""
-    if DEFAULT_TASK in of_each and ExportFolder(folder).is_export():
-        return DEFAULT_TASK
-    task = read_config(folder).task
+    """Returns the task of the run or the export in a folder, which does a command."""
+    task = config_of(folder).task
     if task not in of_each:
         raise RequestError(
             f"`{name}` takes runs of --task {' or '.join(of_each)}; {folder} is one of --task {task}, which "

@@ -1,4 +1,4 @@
-"""The graphs that a run keeps for its commands, and whether these graphs answer a command or the Keras model does."""
+"""The graphs that a run keeps, and whether graphs answer or the Keras model does."""
 
 from __future__ import annotations
 
@@ -16,41 +16,46 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.checking.probes import ComputedProbe
 from keras_transformer.commands.command import export_module
-from keras_transformer.core import version
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, warn
-from keras_transformer.core.extras import missing
+from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.extras import install, load_tensorflow
 from keras_transformer.core.files import write_text
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
-from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
-from keras_transformer.runs.export_folder import Graphs, file_name
-from keras_transformer.runs.run_folder import RunFolder, config_of_kind, load_model, read_config, reading_model
+from keras_transformer.runs.export_folder import GRAPH_FORMAT, ExportFolder, Graphs, file_name, metadata_of
+from keras_transformer.runs.run_folder import (
+    RunConfig,
+    RunFolder,
+    config_of_graph,
+    config_of_kind,
+    load_model,
+    read_config,
+    reading_model,
+    require_kind,
+)
 from keras_transformer.spec.custom_parts import modules_of
 from keras_transformer.text.lines import sha256_of_source
-from keras_transformer.text.sentences import padded
-from keras_transformer.text.tokenizer import END, START
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.keras_decoder import Computation
+    from keras_transformer.decoding.computations import OfGraph
     from keras_transformer.models.base import FamilyModel
 
-PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
+KERAS = "keras"
+BUILDERS = (KERAS, "onnx")  # the packages that build a graph
 MOST_KEPT = 3  # folders of graphs of each kind; more, if they were used of late
 USED_OF_LATE = 600  # seconds; who began to use a graph before has opened it
-PROBE_LENGTHS = (2, 5, 9, 14)  # in random ids, without start and end
 TrainedRun = Any  # the class of the export's module `artefacts`, which is imported late
 
 
 def folder_of(runs: Sequence[RunFolder]) -> Path:
-    """Tells where the graphs of these weights and this source belong, of runs that answer together in the first."""
-    key = digest((writers(), *map(content_of, runs)))
+    """Tells where the graphs of these weights belong, of runs that answer together in the first. Versions of this
+    package that write the same graphs share them."""
+    key = digest((GRAPH_FORMAT, *map(content_of, runs)))
     return runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
 
 
@@ -72,98 +77,126 @@ def source_of(module: ModuleType) -> str:
     return sha256_of_source(path.parent) if hasattr(module, "__path__") else digest(path.read_bytes())
 
 
-def writers() -> tuple[str, list[str]]:
-    """Returns what a graph depends on besides the model: the source of this package and of the export, and the versions
-    of the packages that write it and run it.
-    """
-    package, export = Path(version.__file__).parents[1], Path(str(export_module("__main__").__file__)).parent
-    return sha256_of_source(package, export), sorted({name for package in PACKAGES for name in installed(package)})
-
-
-def installed(package: str) -> Iterator[str]:
-    """Yields the folders in which pip describes a package, with its version. `importlib.metadata` takes 15 ms."""
-    spec = importlib.util.find_spec(package)
-    if spec and spec.origin:
-        yield from (path.name for path in Path(spec.origin).parents[1].glob(f"{package}*-info"))
-
-
 def digest(content: object) -> str:
     """Returns a short name for the content, for its `repr`."""
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
+class Engine(NamedTuple):
+    """What answers.
+
+    Args:
+        name: "keras"; "onnx", graphs in ONNX Runtime; or "auto", the one that fits.
+        precision: of the graphs; by default float32, or what an export has.
+        provider: what ONNX Runtime computes on, see `OnnxDecoder`.
+        num_threads: of the processor.
+    """
+
+    name: str = "auto"
+    precision: str | None = None
+    provider: str = "auto"
+    num_threads: int | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Engine:
+        """Returns what a command asks for."""
+        return cls(arguments.engine, arguments.precision, arguments.provider, arguments.threads)
+
+    def may_be_keras(self) -> bool:
+        """Tells whether Keras may answer: nothing is asked for that only graphs have."""
+        return (self.name, self.precision or "float32", self.provider) == ("auto", "float32", "auto")
+
+    def refuse_what_graphs_have(self, reason: str) -> None:
+        """Raises RequestError, with the reason for Keras, if something is asked for that only graphs have."""
+        if self.name == "onnx":
+            raise RequestError(f"--engine onnx cannot do this: {reason}")
+        if self.precision not in (None, "float32"):
+            raise RequestError(f"--precision {self.precision} needs ONNX Runtime: {reason}")
+        if self.provider != "auto":
+            raise RequestError(f"--provider {self.provider} needs ONNX Runtime: {reason}")
+
+    def require_graphs(self, folder: Path) -> None:
+        """Raises RequestError if Keras is asked for, and the folder is an export."""
+        if self.name == "keras":
+            raise RequestError(f"{folder} is an export, which has no Keras model: give the run, or --engine onnx")
+
+
 def graphs_for(
-    arguments: argparse.Namespace,
+    engine: Engine,
     runs: Sequence[str],
     reasons: Iterator[str],
     place: Callable[[], Graphs],
     write: Callable[[TrainedRun, Graphs], None],
 ) -> Graphs | None:
-    """Returns the graphs that answer a command; they are built if they are not there. None if Keras answers.
+    """Returns the graphs that answer for runs; they are built if they are not there. None if Keras answers.
 
     Args:
-        arguments: the command's.
+        engine: what is asked for.
         runs: one, or several that answer together.
         reasons: why the engine must be Keras, or for `auto` should be.
         place: tells where the graphs belong.
         write: writes them and their probes.
 
     Raises:
-        RequestError: Keras answers, and the user asked for what only graphs have.
+        RequestError: Keras answers, and the user asked for what only graphs have; or neither can answer here.
     """
     reason = next(reasons, None)
-    if arguments.engine == "keras" or reason:
-        refuse_what_graphs_have(arguments, reason or "leave out --engine keras")
+    if engine.name == "keras" or reason:
+        engine.refuse_what_graphs_have(reason or "leave out --engine keras")
         return None
     graphs = place()
-    if not (graphs.are_there() or was_built(arguments, runs, graphs, write)):
-        return None
+    if not graphs.are_there():
+        if absent := [package for package in BUILDERS if importlib.util.find_spec(package) is None]:
+            refuse_without(absent, engine, runs)
+            return None
+        if not was_built(engine, runs, graphs, write):
+            return None
     with contextlib.suppress(OSError):  # another user's, or on a disk that is read alone
         os.utime(graphs.main.parent)
     return graphs
 
 
-def reasons_for_keras(arguments: argparse.Namespace) -> Iterator[str]:
+def refuse_without(absent: Sequence[str], engine: Engine, runs: Sequence[str]) -> None:
+    """Raises RequestError if Keras cannot answer in the place of graphs that cannot be built.
+
+    Args:
+        absent: the packages that are not installed.
+        engine, runs: see `graphs_for`.
+    """
+    if KERAS in absent or not engine.may_be_keras():
+        raise RequestError(
+            f"{runs[0]} keeps no graphs that answer this, and the package {absent[0]}, which makes them, is not "
+            f"installed: give an export, which `export {runs[0]}` writes where the run was trained; or install it: "
+            f"{install('export')}"
+        )
+
+
+def reasons_for_keras(engine: Engine) -> Iterator[str]:
     """Yields why the engine must be Keras, or for `auto` should be, whatever is asked for."""
-    for package in PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            yield str(missing(package, "export", "building a graph"))
-    if may_use_keras(arguments) and gpus_of_the_driver():
+    if may_take_keras(engine) and gpus_of_the_driver():
         yield "this machine has a GPU"
 
 
-def may_use_keras(arguments: argparse.Namespace) -> bool:
-    """Tells whether Keras may answer: the user asked for nothing that only graphs have."""
-    return (arguments.engine, arguments.precision or "float32", arguments.provider) == ("auto", "float32", "auto")
+def may_take_keras(engine: Engine) -> bool:
+    """Tells whether Keras may answer, and is installed."""
+    return engine.may_be_keras() and importlib.util.find_spec(KERAS) is not None
 
 
-def refuse_what_graphs_have(arguments: argparse.Namespace, reason: str) -> None:
-    """Raises RequestError, with the reason for Keras, if the user asked for what only graphs have."""
-    if arguments.engine == "onnx":
-        raise RequestError(f"--engine onnx cannot do this: {reason}")
-    if arguments.precision not in (None, "float32"):
-        raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
-    if arguments.provider != "auto":
-        raise RequestError(f"--provider {arguments.provider} needs ONNX Runtime: {reason}")
-
-
-def was_built(
-    arguments: argparse.Namespace, runs: Sequence[str], graphs: Graphs, write: Callable[[TrainedRun, Graphs], None]
-) -> bool:
+def was_built(engine: Engine, runs: Sequence[str], graphs: Graphs, write: Callable[[TrainedRun, Graphs], None]) -> bool:
     """Builds graphs, and removes old ones; False if the model or the disk prevents it, and Keras may answer in their
     place."""
-    start_tensorflow(arguments.threads)
+    start_tensorflow(engine.num_threads)
     artefacts = export_module("artefacts")
     trained = artefacts.open_run(*runs)
     try:
         graphs.main.parent.mkdir(parents=True, exist_ok=True)
         write(trained, graphs)
     except artefacts.Unwritable:
-        if not may_use_keras(arguments):
+        if not engine.may_be_keras():
             raise
         return False
     except OSError as error:
-        if not may_use_keras(arguments):
+        if not engine.may_be_keras():
             raise JobError(f"cannot keep the run's graphs: {error}") from error
         warn(f"Keras answers, because the run's graphs cannot be kept: {error}")
         return False
@@ -190,59 +223,67 @@ def start_tensorflow(num_threads: int | None) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
-def open_model(
-    arguments: argparse.Namespace, kind: str, computation: Computation | None = None
-) -> OnnxComputations | FamilyModel:
-    """Returns what computes for a command with the model of a run: a graph, or the Keras model.
+class Opened(NamedTuple):
+    """A model that answers, the folder of its vocabularies, and what is known of the run."""
+
+    model: OnnxComputations | FamilyModel
+    folder: RunFolder
+    config: RunConfig
+
+
+def open_model(folder: str | os.PathLike[str], kind: str, engine: Engine, computation: OfGraph | None = None) -> Opened:
+    """Opens the model of a run or of an export, that of a graph or the Keras model.
 
     Args:
-        arguments: the command's.
+        folder: the run or the export.
         kind: the kind of the model.
+        engine: what computes.
         computation: what is computed; None for all that the step of a language model gives.
 
     Raises:
         RequestError: there is no such run, or the engine cannot do what is asked for.
     """
-    run, precision = RunFolder(arguments.run), arguments.precision or "float32"
-    config = config_of_kind(run, kind).model
+    if (export := ExportFolder(folder)).is_export():
+        engine.require_graphs(export.path)
+        graphs = export.graphs(engine.precision)
+        config = require_kind(config_of_graph(graphs.main), kind, export.path)
+        precision = metadata_of(graphs.main)["precision"]
+        model = OnnxComputations(graphs, config.model, precision, engine.num_threads, engine.provider)
+        return Opened(model, RunFolder(export.vocabularies), config)
+    run, precision = RunFolder(folder), engine.precision or "float32"
+    listed = computation.num_best if computation else None
+    config = config_of_kind(run, kind)
 
     def place() -> Graphs:
-        folder = folder_of([run])
+        kept = folder_of([run])
         if computation is None:
-            return Graphs(None, None, folder / file_name("step", precision))
-        name = "-".join([type(computation).__name__.lower(), *map(str, vars(computation).values())])
-        return Graphs(None, None, None, computation=folder / file_name(name, precision))
+            return Graphs(None, None, kept / file_name("step", precision))
+        name = f"outputs-best{listed}" if listed else "outputs"
+        return Graphs(None, None, None, outputs=kept / file_name(name, precision))
 
-    write = partial(write_with_probes, computation=computation, precision=precision)
-    graphs = graphs_for(arguments, [arguments.run], reasons_for_keras(arguments), place, write)
-    if graphs is not None:
-        return OnnxComputations(graphs, config, precision, arguments.threads, arguments.provider)
-    start_tensorflow(arguments.threads)
-    return load_model(run)
+    write = partial(write_with_probes, num_listed=listed, precision=precision)
+    kept = graphs_for(engine, [str(folder)], reasons_for_keras(engine), place, write)
+    if kept is not None:
+        return Opened(OnnxComputations(kept, config.model, precision, engine.num_threads, engine.provider), run, config)
+    start_tensorflow(engine.num_threads)
+    return Opened(load_model(run), run, config)
 
 
-def write_with_probes(trained: TrainedRun, graphs: Graphs, computation: Computation | None, precision: str) -> None:
-    """Writes the graph of a computation, or of a step, and its probes: random ids, always the same.
+def open_in_python(folder: str | os.PathLike[str], kind: str) -> Opened:
+    """Opens the graphs of an export, or the Keras model of a run; raises as `open_model` does."""
+    return open_model(folder, kind, Engine() if ExportFolder(folder).is_export() else Engine(KERAS))
+
+
+def write_with_probes(trained: TrainedRun, graphs: Graphs, num_listed: int | None, precision: str) -> None:
+    """Writes the graph of a model that does not search, or the step of one that does, and its probe.
 
     Raises:
         JobError: the model's weights hold NaN or infinity.
     """
-    from keras_transformer.decoding.keras_decoder import CompiledComputations
-
-    onnx, model = export_module("onnx.export"), trained.model
-    generator = np.random.default_rng(1)
-    rows = [
-        [START, *generator.integers(model.num_control_ids, model.vocabulary_size, length).tolist(), END]
-        for length in PROBE_LENGTHS
-        if length + 2 <= model.context_length
-    ]
-    inputs = [padded(rows)]
-    if computation is None:
-        onnx.write_graph(trained, graphs.step, "step", trained.decoding(), precision)
-        inputs = [padded([row[:-1] for row in rows]), padded([row[1:] for row in rows])]
-    else:
-        onnx.write_computation(trained, graphs.computation, computation, precision)
-    outputs = CompiledComputations(model).run(computation or TextLogProbs(), *inputs)
-    if not all(np.isfinite(array).all() for array in outputs):
+    onnx, signature, decoding = export_module("onnx.export"), trained.signature, trained.decoding()
+    name = signature.ids_stem if graphs.outputs else "step"
+    onnx.write_graph(trained, graphs.main, name, decoding, precision, num_listed)
+    probe = signature(trained.pipeline, trained.model, decoding, num_listed=num_listed).probe()
+    if not all(np.isfinite(array).all() for array in probe.outputs):
         raise JobError("the model's weights hold NaN or infinity")
-    write_text(graphs.probes, json.dumps({"probes": [ComputedProbe(inputs, outputs).as_json()]}))
+    write_text(graphs.probes, json.dumps({"probes": [probe.as_json()]}))

@@ -8,11 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from keras_transformer.core.files import check_there
-from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, ExportFolder
+from keras_transformer.runs.export_folder import ENGINES, PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.runs.run_folder import read_config
 from keras_transformer.training.flags import Parser
 
-ENGINES = ("auto", "onnx", "keras")
 READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `CommandParser`
 
 

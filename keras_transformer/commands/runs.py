@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer import plots
 from keras_transformer.commands.command import Importer, add_shared_options, refuse_options_of_others
 from keras_transformer.commands.parser import COUNT
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import JobError, RequestError, print_result, say, warn
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable, write_whole
-from keras_transformer.core.schema import printable
+from keras_transformer.core.schema import having, list_of, object_of, parse_json, printable, read_json
 from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.export_folder import ExportFolder, metadata_of
 from keras_transformer.runs.run_folder import RunFolder, as_json, check_place, read_config, read_metrics, resume_command
 from keras_transformer.spec.options import Config
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.attention_maps import Attention
 
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
+CERTIFIED = object_of({}, {"entries": list_of(having(name=str, holds=bool))}, others=object)
+MAX_CERTIFICATE = 2**26  # bytes
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -43,7 +47,11 @@ def add_average_options(parser: argparse.ArgumentParser) -> None:
 
 
 def info(arguments: argparse.Namespace) -> None:
-    """Prints the run's configuration and its last metrics; a part that is missing is left out."""
+    """Prints the run's configuration and its last metrics; a part that is missing is left out. Of an export it prints
+    what its graphs say, and what its certificate found."""
+    if (export := ExportFolder(arguments.run)).is_export():
+        print_export(export)
+        return
     run = RunFolder(arguments.run)
     config = read_config(run)
     print_result(f"run: {run.path}")
@@ -60,6 +68,27 @@ def info(arguments: argparse.Namespace) -> None:
         print_section(section, config.sections.get(section, {}))
     print_result(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{unfinished_hint(run)}")
     print_metrics(metrics_of(run))
+
+
+def print_export(export: ExportFolder) -> None:
+    """Prints what the graphs of an export say of themselves, and what its certificate found of each artefact."""
+    graphs = export.graphs()
+    told = metadata_of(graphs.main)
+    print_result(f"export: {export.path}")
+    for name, text in told.items():
+        if name in ("model", "decoding"):
+            print_section(name, parse_json(text, dict))
+        else:
+            print_result(f"{name}: {printable(text)}")
+    try:
+        entries = read_json(graphs.probes, CERTIFIED, MAX_CERTIFICATE, has_constants=True).get("entries", [])
+    except FileNotFoundError:
+        entries = []
+    except ValueError as error:
+        raise RequestError(f"{graphs.probes} is damaged: {error}") from error
+    print_result("certificate:" if entries else "certificate: none")
+    for entry in entries:
+        print_result(f"  {printable(entry['name'])}: {'holds' if entry['holds'] else 'does not hold'}")
 
 
 def unfinished_hint(run: RunFolder) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
-import importlib
 import io
 import os
 import re
@@ -170,24 +168,6 @@ def command_line(verb: str = "") -> str:
     return f"{start} {verb}".rstrip()
 
 
-_loading = threading.RLock()
-
-
-def load_tensorflow() -> None:
-    """Imports Keras and TensorFlow without the log lines of their C++ code.
-
-    It also makes TensorFlow allocate GPU memory as needed; by default TensorFlow allocates all of it at once. If Keras
-    is already imported, it changes nothing.
-    """
-    with _loading:  # what is silent is the whole process: a second thread would restore the silence of the first
-        if "keras" in sys.modules:
-            return
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        with silent(), _without_garbage_collection():
-            importlib.import_module("keras")
-
-
 @contextmanager
 def silent() -> Iterator[None]:
     """Throws away what code in C++ or Rust writes to standard error within."""
@@ -203,18 +183,6 @@ def silent() -> Iterator[None]:
     finally:
         os.dup2(standard_error, 2)
         os.close(standard_error)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turns garbage collection off: it would take a fifth of an import, which makes millions of objects that stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

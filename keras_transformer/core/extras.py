@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from keras_transformer.core.errors import CHECKOUT, RequestError, warn
+from keras_transformer.core.errors import CHECKOUT, RequestError, silent, warn
 
 DISTRIBUTION = "keras-transformer-kit"
 # Another project's package has its module in the same folder as ours, so that each overwrites files of the other.
@@ -72,3 +77,36 @@ def warn_of_namesake() -> None:
     """Warns if another project's package of nearly the same name is installed."""
     if has_namesake():
         warn(NAMESAKE)
+
+
+_loading = threading.RLock()
+
+
+def load_tensorflow() -> None:
+    """Imports Keras and TensorFlow without the log lines of their C++ code.
+
+    It also makes TensorFlow allocate GPU memory as needed; by default TensorFlow allocates all of it at once. If Keras
+    is already imported, it changes nothing.
+
+    Raises:
+        MissingPackage: one of them is not installed.
+    """
+    with _loading:  # what is silent is the whole process: a second thread would restore the silence of the first
+        if "keras" in sys.modules:
+            return
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        with silent(), _without_garbage_collection():
+            required("keras", "train", "this")
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Turns garbage collection off: it would take a fifth of an import, which makes millions of objects that stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.core.extras import load_tensorflow
 
 
 class LazyModule:

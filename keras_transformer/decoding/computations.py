@@ -1,14 +1,17 @@
 """Defines what is computed with a model: the prefill of a cache, searches, probabilities, rankings and vectors.
 
-Each is a frozen record of its options, so equal ones are compiled once (see `keras_decoder`). Letters of the shapes are
-those of `search.loop`, and S source and T target pieces.
+Each is a frozen record of its options, so equal ones are compiled once (see `keras_decoder`). One that graphs compute
+too names its results among the outputs of the graph, `outputs`, which `of_graph` brings into the form of `run`. Letters
+of the shapes are those of `search.loop`, and S source and T target pieces.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
@@ -118,9 +121,22 @@ class TextLogProbs:
         return (log_probs_of(logits, merge_end_labels(labels, model.end_ids)),)
 
 
+class OfGraph:
+    """The base of what a graph computes too, of a model that does not search."""
+
+    outputs: ClassVar[tuple[str, ...]]
+    num_best: int | None = None  # how many choices the graph must list
+
+    def of_graph(self, found: list[np.ndarray], *arrays: np.ndarray) -> list[np.ndarray]:
+        """Returns the results by the outputs of the graph, and by the arrays that `run` takes too."""
+        return [each[..., : self.num_best] for each in found]
+
+
 @dataclass(frozen=True)
-class LabelProbs:
+class LabelProbs(OfGraph):
     """The probabilities of labels."""
+
+    outputs = ("probabilities",)
 
     def run(self, model: Encoder | ImageClassifier, inputs: Tensor) -> tuple[Tensor]:
         """Returns (B, C) float32 for texts (B, S), or for images (B, S, S, channels)."""
@@ -128,10 +144,12 @@ class LabelProbs:
 
 
 @dataclass(frozen=True)
-class Fills:
+class Fills(OfGraph):
     """The likeliest pieces of text at each place."""
 
     num_best: int
+
+    outputs = ("probabilities", "piece_ids")
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns probabilities and ids (B, S, K) for texts (B, S), the best first."""
@@ -139,8 +157,10 @@ class Fills:
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(OfGraph):
     """The vectors of texts, histories or images."""
+
+    outputs = ("vector",)
 
     def run(self, model: Encoder | SequenceEncoder | ImageClassifier, inputs: Tensor) -> tuple[Tensor]:
         """Returns (B, D) float32 for ids (B, S), or for images (B, S, S, channels)."""
@@ -148,18 +168,31 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class NextItemProbs:
-    """The probabilities of the item that comes next."""
+class NextItems(OfGraph):
+    """The likeliest items that come next."""
 
-    def run(self, model: SequenceEncoder, ids: Tensor) -> tuple[Tensor]:
-        """Returns (B, V) float32 for histories (B, T); 0 for ids that are no items."""
+    num_best: int
+
+    outputs = ("probabilities", "item_ids")
+
+    def run(self, model: SequenceEncoder, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns probabilities and ids (B, K) for histories (B, T), the best first; -1 for ids that are no items."""
         is_item = ops.arange(model.vocabulary_size) >= model.num_control_ids
-        return (ops.softmax(ops.where(is_item, model.scores(ids), -math.inf)),)
+        probs = ops.where(is_item, ops.softmax(ops.where(is_item, model.scores(ids), -math.inf)), -1.0)
+        probs, items = ops.top_k(probs, min(self.num_best, model.vocabulary_size))
+        return probs, ops.cast(items, "int32")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(OfGraph):
     """Where the item that came next stands among all items."""
+
+    outputs = ("item_ids",)
+
+    def of_graph(self, found: list[np.ndarray], *arrays: np.ndarray) -> list[np.ndarray]:
+        """Returns ranks; an item that the graph does not list stands right behind those that it lists."""
+        is_own = np.pad(found[0] == arrays[1][:, None], [(0, 0), (0, 1)], constant_values=True)
+        return [np.argmax(is_own, axis=1).astype("int32") + 1]
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """Returns (B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""

@@ -41,6 +41,8 @@ class Computation(Hashable, Protocol):
 class CompiledComputations:
     """Runs computations of one model and keeps what was compiled. Threads may share it."""
 
+    num_listed = None  # as many choices as are asked for
+
     def __init__(self, model: FamilyModel | Ensemble):
         self.model = model
         self._compiled: dict[Computation, Compiled] = {}

@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from keras_transformer.checking.probes import (
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.extras import required
 from keras_transformer.core.machine import num_cores
-from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.decoding.computations import OfGraph, TextLogProbs
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.search.loop import Cache
@@ -103,14 +102,26 @@ def runtime_of(session: InferenceSession) -> Runtime:
     return Runtime(provider, onnxruntime.__version__, device_name(provider))
 
 
-def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run(
+    session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray], needed_alone: bool = False
+) -> list[np.ndarray]:
     """Runs a graph and returns its outputs, all of them if `names` is None.
+
+    Args:
+        session, names, feeds: as ONNX Runtime takes them.
+        needed_alone: whether nothing is computed that other outputs need.
 
     Raises:
         JobError: ONNX Runtime could not compute them.
     """
+    options = None
+    if needed_alone:
+        import onnxruntime
+
+        options = onnxruntime.RunOptions()
+        options.only_execute_path_to_fetches = True
     try:
-        return session.run(names, feeds)
+        return session.run(names, feeds, options)
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         raise stopped(error) from error
 
@@ -121,16 +132,39 @@ def stopped(error: Exception) -> JobError:
     return JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}")
 
 
-class SteppedModel:
-    """A model whose step is a graph: the base. It has the arguments of the model as attributes.
+class NeedsKeras(RequestError, AttributeError):
+    """Something was asked of a model that is a graph, which a Keras model alone has."""
+
+
+class GraphModel:
+    """A model that is a graph. It has the arguments of the model as attributes.
 
     Args:
-        session_of: gives the session of a graph by its name.
         config: the arguments of the model, `num_control_ids` among them.
     """
 
-    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config):
+    def __init__(self, config: Config):
         vars(self).update(config)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape of what a classifier of images takes."""
+        return self.image_size, self.image_size, self.channels
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsKeras(f"expected a Keras model, which has `{name}`; received a graph: give the run in its place")
+
+
+class SteppedModel(GraphModel):
+    """A model whose step is a graph: the base.
+
+    Args:
+        session_of: gives the session of a graph by its name.
+        config: see `GraphModel`.
+    """
+
+    def __init__(self, session_of: Callable[[str], InferenceSession], config: Config):
+        super().__init__(config)
         self._session_of = session_of
 
     def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
@@ -231,12 +265,13 @@ class SteppedLanguageModel(SteppedModel):
 
 
 class OnnxComputations:
-    """Runs a computation by its graph in ONNX Runtime, as `CompiledComputations` does by Keras. Threads may share it.
+    """Runs computations by a graph in ONNX Runtime, as `CompiledComputations` does by Keras. Threads may share it.
 
-    The graph first answers its probes. A language model has one graph, its step: NumPy computes the rest.
+    The graph first answers its probes. A language model has one graph, its step: NumPy computes the rest. Other models
+    that do not search have one graph with all their outputs, of which a computation takes its own.
 
     Args:
-        graphs: where the graph is: of one computation, or of the step.
+        graphs: where the graph is: of the outputs, or of the step.
         config: the arguments of the model, which `model` has as attributes.
         precision: the precision of the graph.
         num_threads, provider: as for `OnnxDecoder`.
@@ -254,18 +289,19 @@ class OnnxComputations:
         num_threads: int | None = None,
         provider: str = "auto",
     ):
-        self._is_step = graphs.step is not None
+        self._is_step, self._path = graphs.step is not None, graphs.main
         # A step has small results. What many positions have at once shares memory without a plan as well.
         self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)
         self._config = config
-        self.model: Any = SimpleNamespace(**config)
+        self.model: Any = GraphModel(config)
         if self._is_step:
             self.model = SteppedLanguageModel(self._session_of, config)
         file = ProbesFile.read(graphs.probes, ComputedProbe.read)
 
         def compare() -> None:
             for probe in file.probes:
-                check_computed(probe, self.run(TextLogProbs(), *probe.inputs), precision)
+                found = self.run(TextLogProbs(), *probe.inputs) if self._is_step else self._found(None, probe.inputs[0])
+                check_computed(probe, found, precision)
 
         check_once(file, [graphs.main], runtime_of(self._session), compare)
 
@@ -276,11 +312,32 @@ class OnnxComputations:
         return other
 
     def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Returns the results (B, ...) of arrays (B, ...). A graph that is no step computes what it was made for."""
-        if not self._is_step:
-            return run(self._session, None, {"ids": arrays[0]})
-        with ops.on(ops.NUMPY):
-            return [*computation.run(self.model, *arrays)]
+        """Returns the results (B, ...) of arrays (B, ...).
+
+        Raises:
+            RequestError: the graph lists fewer choices than are asked for.
+        """
+        if self._is_step:
+            with ops.on(ops.NUMPY):
+                return [*computation.run(self.model, *arrays)]
+        assert isinstance(computation, OfGraph)  # others are a step's
+        asked, listed = computation.num_best, self.num_listed
+        if asked and listed and listed < min(asked, self.model.vocabulary_size - self.model.num_control_ids):
+            raise RequestError(
+                f"expected at most {listed} choices, as many as {self._path} lists; received {asked}: ask for fewer, "
+                "or give the run"
+            )
+        return computation.of_graph(self._found([*computation.outputs], arrays[0]), *arrays)
+
+    @property
+    def num_listed(self) -> int | None:
+        """How many choices the graph lists, of those that have too many to give the probabilities of all; else None."""
+        sizes = {output.name: output.shape[-1] for output in self._session.get_outputs()}
+        return sizes["probabilities"] if {"piece_ids", "item_ids"} & sizes.keys() else None
+
+    def _found(self, names: list[str] | None, inputs: np.ndarray) -> list[np.ndarray]:
+        """Returns outputs of the graph; what they do not need is not computed."""
+        return run(self._session, names, {self._session.get_inputs()[0].name: inputs}, needed_alone=True)
 
     def _session_of(self, name: str) -> InferenceSession:
         return self._session

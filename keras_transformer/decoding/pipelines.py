@@ -21,6 +21,7 @@ from keras_transformer.runs.run_folder import (
     RunConfig,
     RunFolder,
     check_place,
+    config_of_kind,
     float32_copy,
     load_model,
     read_config,
@@ -61,18 +62,17 @@ class Pipeline:
 
     def __repr__(self) -> str:
         model = self.model
-        return (
-            f"<{type(self).__name__}: {model.count_params():,} parameters, {model.num_layers} layers of width "
-            f"{model.hidden_dim}, {self.details()}>"
-        )
+        size = f"{model.count_params():,} parameters" if hasattr(model, "count_params") else "a graph in ONNX Runtime"
+        layers = f"{model.num_layers} layers of width {model.hidden_dim}"
+        return f"<{type(self).__name__}: {size}, {layers}, {self.details()}>"
 
     def details(self) -> str:
         """Tells for `repr` what sets it apart from others of its class."""
         raise NotImplementedError
 
     @classmethod
-    def of_run(cls, model: Any, folder: RunFolder) -> Self:
-        """Makes it of a model, and of what a run folder holds beside the model.
+    def of_run(cls, model: Any, folder: RunFolder, config: RunConfig) -> Self:
+        """Makes it of a model, of what a folder holds beside the model, and of what the run's config.json said.
 
         Raises:
             RequestError: a file is missing, damaged or not the model's.
@@ -86,7 +86,8 @@ class Pipeline:
         Raises:
             RequestError: the folder holds no run of such a model, no model yet, or a file is damaged.
         """
-        return cls.of_run(load_model(run, TASKS[cls.task].kind), RunFolder(run))
+        config = config_of_kind(RunFolder(run), TASKS[cls.task].kind)
+        return cls.of_run(load_model(run), RunFolder(run), config)
 
     @classmethod
     def imported(cls, found: Any) -> Self:

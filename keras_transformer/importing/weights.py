@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.core.errors import RequestError, load_tensorflow
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.task_registry import task_named
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.sentencepiece_rewrite import Vocabulary

@@ -5,7 +5,7 @@ Its import registers all that a saved model may hold with Keras: layers, models,
 
 from __future__ import annotations
 
-from keras_transformer.core.errors import load_tensorflow
+from keras_transformer.core.extras import load_tensorflow
 
 load_tensorflow()
 

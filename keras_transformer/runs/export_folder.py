@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from keras_transformer.core.errors import RequestError, command_line
 from keras_transformer.core.folders import found
@@ -17,11 +18,19 @@ NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of 
 LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
 PRECISIONS = ("float32", "float16", "int8")
 PAGE = "docs/recipients.md"
+ENGINES = ("auto", "onnx", "keras")  # what answers
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
-ONNX = "onnx"  # the folder of an export's graphs
+ONNX = "onnx"  # the folder of an export's graphs, with all that answering with them takes
+CERTIFICATE = "certificate.json"
+# It rises with any change of the graphs that are written of a model: runs keep graphs under this number.
+GRAPH_FORMAT = 1
+MAX_METADATA = 2**20  # bytes
 GRAPHS = (".onnx", ".tflite")  # suffixes
+# A small export that comes with this package, of a translator of English number words to German; and where it lies.
+DEMO, OF_DEMO = "demo", Path(__file__).resolve().parents[1] / "demo" / ONNX
+WITH_SEARCH = ("translate", "generate")  # the names of graphs with a search inside
 # By which an export, or a part of it, is known.
-MARKS = ("certificate.json", ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
+MARKS = (CERTIFICATE, ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
 
 
 class Bounds(NamedTuple):
@@ -61,26 +70,30 @@ class Graphs(NamedTuple):
     """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
     search. The translator may be missing, or both halves.
 
-    A language model has a step alone, and a model that does not search the graph of one computation.
+    A language model has a step alone, and a model that does not search one graph, of its outputs.
     """
 
     translate: Path | None
     encoder: Path | None
     step: Path | None
-    computation: Path | None = None
+    outputs: Path | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, precision: str) -> Graphs | None:
         """The graphs of a precision; None if the folder has none."""
         paths = (folder / file_name(name, precision) for name in cls._fields[:3])
         translate, encoder, step = (path if path.is_file() else None for path in paths)
-        halves = (encoder, step) if encoder and step else (None, None)
-        return cls(translate, *halves) if translate or step else None
+        if translate or encoder:
+            halves = (encoder, step) if encoder and step else (None, None)
+            return cls(translate, *halves) if translate or step else None
+        own = [path for path in sorted(folder.glob("*.onnx")) if path.name == file_name(stem_of(path), precision)]
+        outputs = [path for path in own if stem_of(path) not in WITH_SEARCH and not stem_of(path).endswith("_text")]
+        return cls(None, None, step, *([] if step else outputs[:1])) if step or outputs else None
 
     @property
     def main(self) -> Path:
         """The file that stands for all of them in messages."""
-        path = self.translate or self.step or self.computation
+        path = self.translate or self.step or self.outputs
         assert path is not None
         return path
 
@@ -88,7 +101,10 @@ class Graphs(NamedTuple):
     def probes(self) -> Path:
         """The file with the probes of these graphs: an export's certificate, or beside a graph that a run keeps."""
         folder = self.main.parent
-        return folder.with_name("certificate.json") if folder.name == ONNX else self.main.with_suffix(".json")
+        if (folder / CERTIFICATE).is_file():
+            return folder / CERTIFICATE
+        # Exports of versions before 0.3 have it beside the folder.
+        return folder.with_name(CERTIFICATE) if folder.name == ONNX else self.main.with_suffix(".json")
 
     def present(self) -> Iterator[tuple[str, Path]]:
         """The name and the path of each graph that is not missing."""
@@ -109,16 +125,70 @@ def file_name(name: str, precision: str) -> str:
     return f"{name}.onnx" if precision == "float32" else f"{name}-{precision}.onnx"
 
 
+def stem_of(path: Path) -> str:
+    """The name of a graph without its precision."""
+    name, _, precision = path.stem.rpartition("-")
+    return name if precision in PRECISIONS else path.stem
+
+
+def metadata_of(graph: Path) -> dict[str, str]:
+    """Reads what an ONNX file says of itself, and nothing of its weights.
+
+    The file is protobuf's (onnx.proto: field 14 of a model has its metadata; field 1 of an entry is its name, 2 its
+    value). The package onnx, which knows this too, is not where graphs only answer.
+
+    Raises:
+        RequestError: the file is damaged.
+    """
+    try:
+        with graph.open("rb") as file:
+            entries = [dict(_fields(BytesIO(content))) for number, content in _fields(file, only=14) if number == 14]
+        return {entry.get(1, b"").decode(): entry.get(2, b"").decode() for entry in entries}
+    except ValueError as error:
+        raise RequestError(f"{graph} is damaged, or no ONNX file: {error}") from None
+
+
+def _fields(file: IO[bytes], only: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and the content of each text of a message; of one number alone, others are not read."""
+    while (key := _whole_number(file)) is not None:
+        length = _whole_number(file)
+        if key & 7 == 0:  # a number, which is not a text
+            continue
+        if key & 7 != 2 or length is None:
+            raise ValueError("it has a field of another kind than a model's")
+        if only not in (None, key >> 3):
+            file.seek(length, os.SEEK_CUR)
+        elif length > MAX_METADATA:
+            raise ValueError(f"expected metadata of at most {MAX_METADATA:,} bytes; received {length:,}")
+        else:
+            yield key >> 3, file.read(length)
+
+
+def _whole_number(file: IO[bytes]) -> int | None:
+    """Reads a whole number of protobuf: seven bits a byte, the lowest first; None at the end of the file."""
+    value = 0
+    for place in range(10):
+        if not (byte := file.read(1)):
+            return None
+        value |= (byte[0] & 127) << 7 * place
+        if byte[0] < 128:
+            return value
+    raise ValueError("it has a number that does not end")
+
+
 class ExportFolder:
     """A folder that `python -m export` wrote, as far as ONNX Runtime reads it.
 
     Args:
         path: the folder, the folder of its graphs, or one graph, which chooses the precision. Vocabularies stand beside
-            the folder `onnx`, or beside graphs that are in another one.
+            the graphs; in an export of a version before 0.3 beside the folder `onnx`. "demo" is the export that comes
+            with this package, unless there is such a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         path = found(path)
+        if os.fspath(path) == DEMO and not path.exists():
+            path = OF_DEMO
         self.graph = path.name if path.suffix in GRAPHS else ""
         self.path = path.parent if self.graph else path
         self.is_run = (self.path / "config.json").is_file()
@@ -126,6 +196,12 @@ class ExportFolder:
         if not (self.is_run or self.onnx.is_dir()) and (self.path.name == ONNX or any(self.path.glob("*.onnx"))):
             self.onnx = self.path
             self.path = self.path.parent if self.path.name == ONNX else self.path
+
+    @property
+    def vocabularies(self) -> Path:
+        """The folder with the vocabularies, or the items."""
+        inside = any(self.onnx.glob("tokenizer*")) or (self.onnx / "items.txt").is_file()
+        return self.onnx if inside else self.path
 
     def is_export(self) -> bool:
         """Whether something is there that an export has; a run is none."""

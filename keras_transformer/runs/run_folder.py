@@ -33,10 +33,10 @@ from keras_transformer.core.files import (
     write_text,
     write_whole,
 )
-from keras_transformer.core.schema import line, list_of, object_of, or_null, text, whole
+from keras_transformer.core.schema import line, list_of, object_of, one_of, or_null, text, whole
 from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
-from keras_transformer.runs.export_folder import PAGE, ExportFolder
+from keras_transformer.runs.export_folder import PAGE, ExportFolder, metadata_of
 from keras_transformer.spec import model_spec, options
 from keras_transformer.spec.custom_parts import FLAG, NAME, import_flags, modules_of
 from keras_transformer.spec.options import Config
@@ -76,6 +76,9 @@ OF_CONFIG: dict[str, schema.Allowed] = {
 }
 
 
+TOLD_BY_GRAPHS = ("labels", "answer_length")  # keys of config.json that the metadata of a graph has too
+SIZES = ("vocabulary_size", "num_control_ids", "context_length", "image_size", "channels", "hidden_dim", "num_labels")
+OF_GRAPH = object_of({"kind": one_of(model_spec.KINDS)}, dict.fromkeys(SIZES, COUNT), others=object)
 MAX_METRICS_BYTES = 4 * 2**20  # 30,000 rounds
 
 
@@ -235,6 +238,36 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> RunConfig:
         raise RequestError(f"{path} {error}") from error
     except ValueError as error:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
+
+
+def config_of_graph(graph: Path) -> RunConfig:
+    """Reads what an exported ONNX graph says of its model, as far as config.json would say it.
+
+    Raises:
+        RequestError: the file is damaged, or none that an export has.
+    """
+    told = metadata_of(graph)
+    try:
+        read = {name: schema.parse_json(told[name], object) for name in ("model", *TOLD_BY_GRAPHS) if name in told}
+        of_license = {"license": told["license"]} if "license" in told else {}
+        settings = {"task": told["task"]} if "task" in told else {}
+        found = {"format": FORMAT, "settings": settings, **of_license, **read}
+        _check_sections(found)
+        config = RunConfig(**{name: value for name, value in found.items() if name != "format"})
+        OF_GRAPH.checked(config.model, "model")  # parts that nobody registered here are inside the graph
+        if config.answer_length is not None:
+            _check_answer_length(config.answer_length, config)
+        return config
+    except Unreadable as error:
+        raise RequestError(f"{graph} {error}") from error
+    except ValueError as error:
+        raise RequestError(f"{graph} is not a graph that an export has: {error}") from error
+
+
+def config_of(folder: str | os.PathLike[str]) -> RunConfig:
+    """Reads what a run or an export says of its model; raises as `read_config` and `config_of_graph` do."""
+    export = ExportFolder(folder)
+    return config_of_graph(export.graphs().main) if export.is_export() else read_config(folder)
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder) -> RunFolder:
@@ -428,11 +461,14 @@ def config_of_kind(run: RunFolder, kind: str) -> RunConfig:
     Raises:
         RequestError: see `read_config`; or the model is of another kind.
     """
-    config = read_config(run)
+    return require_kind(read_config(run), kind, run.path)
+
+
+def require_kind(config: RunConfig, kind: str, path: Path) -> RunConfig:
+    """Returns the configuration. Raises RequestError unless its model, that of a path, is of a kind."""
     if config.kind != kind:
         raise RequestError(
-            f"{run.path}: expected a model of the kind {kind}; received {config.kind}, which `{config.main_command}` "
-            "takes"
+            f"{path}: expected a model of the kind {kind}; received {config.kind}, which `{config.main_command}` takes"
         )
     return config
 

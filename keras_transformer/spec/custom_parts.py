@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.core.errors import RequestError, load_tensorflow
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Option, Part, home_of, parameters_of
 

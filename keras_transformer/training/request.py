@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.core.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.core.errors import RequestError, say, warn
+from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, leftovers, locked, remove_parts
 from keras_transformer.core.lazy import LazyModule, on_tensorflow

@@ -18,7 +18,8 @@ from keras_transformer.models.transformer import Transformer
 from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import distill as command
 from keras_transformer.tasks.translation.commands import distilled_text
-from keras_transformer.tasks.translation.pipeline import Translator, load, load_ensemble
+from keras_transformer.tasks.translation.loading import load, load_ensemble
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.cleaning import EMPTY, RATIO, REPEATED, UNFINISHED
 from keras_transformer.text.tokenizer import END
 from tests.golden.cases import write_lines

@@ -20,11 +20,10 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
-from keras_transformer.core.extras import install
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.commands import translate as engines
-from keras_transformer.text import lines
 from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -51,7 +50,7 @@ def translate(monkeypatch, capfdbinary):
 @pytest.fixture
 def keras_is_used(monkeypatch, translator):
     """A `Mock` that is called for Keras, whose model is in memory already."""
-    monkeypatch.setattr(engines, "keras_decoder", opened := Mock(return_value=translator.decoder))
+    monkeypatch.setattr(loading, "keras_decoder", opened := Mock(return_value=translator.decoder))
     return opened
 
 
@@ -82,7 +81,7 @@ def graphs_in(run):
 
 def test_graphs_are_built_once_for_each_search_and_precision(kept_run, translate, translator, monkeypatch):
     """They translate as the model does."""
-    monkeypatch.setattr(engines, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
+    monkeypatch.setattr(loading, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
     assert translate(kept_run, "--beams", 1, "--max-length", 5, "--precision", "int8")[0] == 0
     status, out, _ = translate(kept_run, *SEARCH, "--n-best", 2, "--length-penalty", "1.5")
     lists = translator.n_best(LINES, num_beams=2, max_length=5, n_best=2, length_penalty=1.5)
@@ -109,23 +108,13 @@ def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, tran
     assert before != after and len({*kept_run.glob("cache/onnx-*")} - old) == 1
 
 
-def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, tmp_path, monkeypatch):
-    changed = tmp_path / "package/part/module.py"
-    changed.parent.mkdir(parents=True)
-    of_source = [changed.write_text(text) and lines.sha256_of_source(tmp_path / "package") for text in "abb"]
-    assert of_source[0] != of_source[1] == of_source[2]
-    assert [*graph_cache.installed("keras")] and not [*graph_cache.installed("absent")]
-
+def test_another_format_of_graphs_makes_new_ones(built_run, monkeypatch):
     def folder() -> Path:
-        return engines.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent
+        return loading.graphs_of([RunFolder(built_run)], loading.Asked(SearchOptions()), "float32").main.parent
 
     before = folder()
-    for name in ("installed", "sha256_of_source"):
-        other = Mock(return_value="999")
-        with monkeypatch.context() as patch:
-            patch.setattr(graph_cache, name, other)
-            assert folder() != before
-    assert {path.name for path in other.call_args.args} == {"export", "keras_transformer"}
+    monkeypatch.setattr(graph_cache, "GRAPH_FORMAT", 0)
+    assert folder() != before
 
 
 def test_what_graphs_cannot_do_is_done_with_keras_or_with_the_two_halves(
@@ -176,8 +165,8 @@ def test_what_no_engine_can_do_is_refused(run_folder, translate):
 
 LACKS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str, int, str]] = {
     "packages": (
-        lambda patch, run: patch.setattr(graph_cache, "PACKAGES", ("no_such_package",)), "", 2,
-        f"no_such_package, which is not installed: {install('export')}",
+        lambda patch, run: patch.setattr(graph_cache, "BUILDERS", ("no_such_package",)), "", 2,
+        "and the package no_such_package, which makes them, is not installed: give an export",
     ),
     "no need: a GPU": (lambda patch, run: patch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1), "", 0, ""),
     "a cache": (

@@ -20,6 +20,7 @@ from keras_transformer.commands import graph_cache, streams
 from keras_transformer.commands.streams import ParallelLines
 from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
 from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -47,7 +48,7 @@ def evaluate(tmp_path, capsys) -> Callable[..., tuple[int, Any, str]]:
 
 
 def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translator, tokenizer, monkeypatch):
-    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    monkeypatch.setattr(engines, "decoder_for", lambda *of_the_command: lambda: translator.decoder)
     TokenizedCorpus.build(run_folder / "cache" / "train", TRAINED, tokenizer, tokenizer)
     _, figures, told = evaluate(run_folder, ["two dogs", "to the", "", "two dogs", "to the sea "])
     warning = f"{run_folder} was trained on 3 of these 5 sources: its figures say less of new text"
@@ -66,7 +67,7 @@ def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, transl
         kept = ParallelLines(of[one][10:], of[other][10:])
         assert are_swapped(ParallelLines(of[other][:10], of[one][:10]), kept), (one, other)
         assert not any(are_swapped(ParallelLines(of[one][:n], of[other][:n]), kept) for n in (1, 3, 10)), (one, other)
-    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    monkeypatch.setattr(engines, "decoder_for", lambda *of_the_command: lambda: translator.decoder)
     write_lines(source := RunFolder(run_folder).valid_source, of["en"])
     write_lines(target := RunFolder(run_folder).valid_target, of["de"])
     assert evaluate(run_folder, [], "--source", source, "--reference", target)[2].count("swap") == 0
@@ -81,7 +82,7 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     trained, export = open_run(run_folder), tmp_path / "export"
     export_onnx(trained, export, Decoding(num_beams=1))
     trained.pipeline.save_vocabularies(export)
-    monkeypatch.setattr(engines, "keras_decoder", lambda *_: translator.decoder)
+    monkeypatch.setattr(loading, "keras_decoder", lambda *_: translator.decoder)
     for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
         status, figures, _ = evaluate(folder, ["two"], *options)
         assert status == 0 and "tok:zh" in figures["bleu_signature"]
@@ -124,7 +125,7 @@ def compare(capsys, monkeypatch, eager, translator, other):
     """
     decoders = {False: translator.decoder, True: other.decoder}
     monkeypatch.setattr(graph_cache, "gpus_of_the_driver", lambda: 1)  # so no graphs are built
-    monkeypatch.setattr(engines, "keras_decoder", lambda runs, threads: decoders[Path(runs[0]).name == "other"])
+    monkeypatch.setattr(loading, "keras_decoder", lambda runs, threads: decoders[Path(runs[0]).name == "other"])
 
     def run(*arguments):
         status = main([*map(str, ["compare", *arguments, "--max-length", 4])])

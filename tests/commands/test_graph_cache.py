@@ -127,7 +127,7 @@ def put_wrong(path, output, value):
     model = onnx.load(path)
     for node in model.graph.node:
         node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
-    array = np.array(value, "int32" if output == "result_1" else "float32")
+    array = np.array(value, "int32" if output == "piece_ids" else "float32")
     model.graph.initializer.append(onnx.numpy_helper.from_array(array, "fault"))
     model.graph.node.append(onnx.helper.make_node("Add", [f"{output}/before", "fault"], [output]))
     onnx.save(model, path)
@@ -135,7 +135,8 @@ def put_wrong(path, output, value):
 
 # By the graph: the output that is put wrong there, and what is added to it.
 FAULTS: dict[str, tuple[str, Any]] = {
-    "labels/labelprobs": ("result_0", 0.01), "labels/embedding": ("result_0", 0.05), "masks/fills-7": ("result_1", 1),
+    "labels/outputs": ("probabilities", 0.01), "masks/outputs": ("vector", 0.05),
+    "masks/outputs-best7": ("piece_ids", 1),
     "prose/step": ("logits", [0.0] * 63 + [0.1]),
 }  # fmt: skip
 
@@ -143,7 +144,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_graph_that_answers_otherwise_than_the_model_is_refused(runs, ask, fault):
     name, stem = fault.split("/")
-    verb, options, stdin = ASKED[name][stem == "embedding"]
+    verb, options, stdin = ASKED[name][fault == "masks/outputs"]
     expected = ask(name, verb, options, stdin)
     (path,) = (runs / name / "cache").glob(f"onnx-*/{stem}.onnx")
     before = path.read_bytes()
@@ -199,7 +200,6 @@ def test_the_graphs_that_were_used_last_are_kept(tmp_path, monkeypatch):
     fake = SimpleNamespace(open_run=lambda *_: None, Unwritable=RuntimeError)
     monkeypatch.setattr(graph_cache, "export_module", lambda _: fake)
     monkeypatch.setattr(graph_cache, "reasons_for_keras", lambda _: iter(()))
-    arguments: Any = SimpleNamespace(engine="auto", threads=None)
     built: list[str] = []
 
     def ask(name: str, minutes: float) -> None:
@@ -211,7 +211,7 @@ def test_the_graphs_that_were_used_last_are_kept(tmp_path, monkeypatch):
                 assert path is not None
                 path.touch()
 
-        assert graph_cache.graphs_for(arguments, [], iter(()), lambda: graphs, write) == graphs
+        assert graph_cache.graphs_for(graph_cache.Engine(), [], iter(()), lambda: graphs, write) == graphs
         for path in tmp_path.iterdir():
             os.utime(path, times=(0, path.stat().st_mtime - 60 * minutes))
 

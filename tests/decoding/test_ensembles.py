@@ -21,8 +21,7 @@ from keras_transformer.models import make_model, model_config
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import RunFolder, save_model
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import translate as engines
-from keras_transformer.tasks.translation.commands.translate import graphs_of
+from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
@@ -147,7 +146,7 @@ def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tm
 
     drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, seed=3))
     assert translate(*own_runs, "--sample", "--seed", 3)[:2] == (0, drawn)
-    monkeypatch.setattr(engines, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
+    monkeypatch.setattr(loading, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
     expected = scores_of(together, 2, max_length=6)
     np.testing.assert_allclose(scored(), expected, atol=1e-3)
     with monkeypatch.context() as patch:
@@ -155,9 +154,9 @@ def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tm
         np.testing.assert_allclose(scored(), expected, atol=1e-3)
     (old,) = (own_runs[0] / "cache").glob("ensemble-*")
     assert not (own_runs[1] / "cache").exists()
-    asked = [RunFolder(one) for one in own_runs], SearchOptions(2, max_length=6), "float32", False
-    assert graphs_of(*asked).main.parent == old
+    asked = [RunFolder(one) for one in own_runs], loading.Asked(SearchOptions(2, max_length=6)), "float32"
+    assert loading.graphs_of(*asked).main.parent == old
     shutil.copy(own_runs[0] / "model.keras", own_runs[1] / "model.keras")
-    assert graphs_of(*asked).main.parent != old
+    assert loading.graphs_of(*asked).main.parent != old
     status, _, err = translate(*runs, "--sample", "--engine", "onnx")
     assert status == 2 and "a graph of several runs has the search inside" in err

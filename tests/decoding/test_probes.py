@@ -34,7 +34,7 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.onnx_graphs import CPU, CUDA, open_session, runtime_of
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.commands import translate as engines
+from keras_transformer.tasks.translation import loading
 from keras_transformer.text.tokenizer import END
 from tests.fuzz import put, strange
 from tests.tiny_text import lines
@@ -173,7 +173,8 @@ def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_pat
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: providers)
     for provider, reasons, asked in (("cpu", [], [CPU]), ("auto", ["this machine has a GPU"], [CUDA, CPU])):
         arguments = make_parser().parse_args(["translate", __file__, "--provider", provider])
-        assert [*engines.reasons_for_keras(arguments, SearchOptions(), with_halves=False)] == reasons
+        engine = graph_cache.Engine.of(arguments)
+        assert [*loading.reasons_for_keras(1, engine, loading.Asked(SearchOptions()))] == reasons
         providers = open_session(tmp_path, 1, provider)
         assert [one if isinstance(one, str) else one[0] for one in providers] == asked
 

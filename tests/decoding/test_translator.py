@@ -13,7 +13,8 @@ from keras_transformer.decoding.decoder import Found, Hypothesis
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Translator, load
+from keras_transformer.tasks.translation.loading import load
+from keras_transformer.tasks.translation.pipeline import BATCHES_AHEAD, Translator
 from keras_transformer.text.bleu import quality
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.sentences import TOKENS_PER_SENTENCE, batches_by_length

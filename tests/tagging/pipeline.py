@@ -3,7 +3,7 @@
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.runs.run_folder import read_config, read_tokenizers
+from keras_transformer.runs.run_folder import read_tokenizers
 from keras_transformer.tasks.classification.pipeline import Classifier
 from tests.tagging.training import FIRST_TAG
 
@@ -14,8 +14,8 @@ class Tagger(Classifier):
     task = "tagging"
 
     @classmethod
-    def of_run(cls, model, folder) -> "Tagger":
-        return cls(model, read_tokenizers(folder, None, model.vocabulary_size)[1], read_config(folder).labels or [])
+    def of_run(cls, model, folder, config) -> "Tagger":
+        return cls(model, read_tokenizers(folder, None, model.vocabulary_size)[1], config.labels or [])
 
     def tag_probabilities(self, text: str) -> np.ndarray:
         """The probability (S, C) of each tag, at each piece."""

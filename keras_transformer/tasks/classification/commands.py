@@ -5,27 +5,26 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import add_batch_size, add_engine_options, add_vector_options
 from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import print_result
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_transformer.decoding.keras_decoder import Computation
+    from keras_transformer.decoding.computations import OfGraph
     from keras_transformer.tasks.classification.pipeline import Classifier
 
 
-def open_classifier(arguments: argparse.Namespace, computation: Computation) -> Classifier:
-    """Returns the classifier of the run that a command names, to compute one thing."""
-    from keras_transformer.commands.graph_cache import open_model
+def open_classifier(arguments: argparse.Namespace, computation: OfGraph) -> Classifier:
+    """Returns the classifier of the run or export that a command names, to compute one thing."""
+    from keras_transformer.commands.graph_cache import Engine, open_model
     from keras_transformer.tasks.classification.pipeline import Classifier
 
-    model = open_model(arguments, TASKS[Classifier.task].kind, computation)
-    return Classifier.of_run(model, RunFolder(arguments.run))
+    kind = TASKS[Classifier.task].kind
+    return Classifier.of_run(*open_model(arguments.run, kind, Engine.of(arguments), computation))
 
 
 def classify(arguments: argparse.Namespace) -> None:
@@ -65,8 +64,8 @@ def add_embed_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-EMBED = Command(embed, "write a vector for each line of standard input", add_embed_options)
+EMBED = Command(embed, "write a vector for each line of standard input", add_embed_options, RUN_OR_EXPORT)
 COMMANDS = {
-    "classify": Command(classify, "tell the label of each line of standard input", add_classify_options),
+    "classify": Command(classify, "tell the label of each line of standard input", add_classify_options, RUN_OR_EXPORT),
     "embed": EMBED,
 }

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from keras_transformer.commands.graph_cache import open_in_python
 from keras_transformer.core.errors import RequestError, warn
 from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.decoding.attention_maps import Attention, text_attention
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import TextPipeline, in_batches
-from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
+from keras_transformer.runs.run_folder import RunConfig, RunFolder, read_tokenizers
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.classification.batches import with_ends
 from keras_transformer.text.lines import strings_of
@@ -43,7 +44,7 @@ class Classifier(TextPipeline):
         [prediction] = classifier.classify(["siebenundzwanzig"])
 
     Args:
-        model: the encoder, or an `OnnxComputations` that answers one of its methods.
+        model: the encoder, or an `OnnxComputations` of its outputs.
         tokenizer: its vocabulary.
         labels: in the order of the model's logits; empty for an encoder without labels.
     """
@@ -62,13 +63,12 @@ class Classifier(TextPipeline):
         return f"{len(self.labels)} labels"
 
     @classmethod
-    def of_run(cls, model: Encoder | OnnxComputations, folder: RunFolder) -> Classifier:
-        """Makes a classifier of a model, with the labels and the vocabulary in a run folder.
+    def of_run(cls, model: Encoder | OnnxComputations, folder: RunFolder, config: RunConfig) -> Classifier:
+        """Makes a classifier of a model, with the labels of a run and the vocabulary in a folder.
 
         Raises:
             RequestError: the labels are not the model's, or the vocabulary is missing, damaged or not the model's.
         """
-        config = read_config(folder)
         labels, expected = config.labels or [], config.model["num_labels"] or 0
         if len(labels) != expected:
             raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
@@ -187,12 +187,14 @@ def require_masks(fills: bool) -> None:
 
 
 def load_classifier(run: str | os.PathLike[str]) -> Classifier:
-    """Loads the classifier of a run folder of an encoder. Nothing in the folder is executed.
+    """Loads the classifier of a run, with its Keras model, or of an export, with its graph in ONNX Runtime.
+
+    An export needs no Keras. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.
     """
-    return Classifier.load(run)
+    return Classifier.of_run(*open_in_python(run, TASKS[Classifier.task].kind))
 
 
 PIPELINE = Classifier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer import ops
 from keras_transformer.checking.certificate_texts import valid
@@ -21,10 +21,12 @@ from keras_transformer.checking.signatures import (
     ranking_of,
     valid_ids,
 )
-from keras_transformer.models.classifiers import Encoder
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
+
+if TYPE_CHECKING:
+    from keras_transformer.models.classifiers import Encoder
 
 
 class Reading(Signature):

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command, Importer
-from keras_transformer.commands.parser import add_batch_size
-from keras_transformer.core.errors import JobError, RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, Importer
+from keras_transformer.commands.parser import add_batch_size, add_engine_options
+from keras_transformer.core.errors import JobError, RequestError, print_result, say, warn
+from keras_transformer.core.task_registry import TASKS
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
@@ -25,11 +26,13 @@ def classify(arguments: argparse.Namespace) -> None:
     """
     if not arguments.files:
         raise RequestError(f"{arguments.run} classifies images: give their files, as in `classify RUN *.png`")
-    load_tensorflow()
+    from keras_transformer.commands.graph_cache import Engine, open_model
+    from keras_transformer.decoding.computations import LabelProbs
     from keras_transformer.tasks.images.corpus import UnreadableImage
-    from keras_transformer.tasks.images.pipeline import load_recognizer
+    from keras_transformer.tasks.images.pipeline import Recognizer
 
-    recognizer, num_unreadable = load_recognizer(arguments.run), 0
+    opened, num_unreadable = open_model(arguments.run, TASKS["images"].kind, Engine.of(arguments), LabelProbs()), 0
+    recognizer = Recognizer.of_run(*opened)
     for file, found in zip(arguments.files, recognizer.stream(arguments.files, arguments.batch_size), strict=True):
         if isinstance(found, UnreadableImage):
             num_unreadable += 1
@@ -43,6 +46,7 @@ def classify(arguments: argparse.Namespace) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
     add_batch_size(parser)
+    add_engine_options(parser)
     parser.add_argument("files", nargs="*", metavar="IMAGE", help="images, right after RUN, for a classifier of images")
 
 
@@ -81,5 +85,5 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid-images", metavar="FOLDER", help=help)
 
 
-COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options)}
+COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options, RUN_OR_EXPORT, extra="images")}
 IMPORTER = Importer(add_import_options, images_of, write_recognizer)

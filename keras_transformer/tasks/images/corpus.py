@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from keras_transformer.text.held_out import stratified, tell_of_single_labels
 from keras_transformer.text.lines import sha256_of
 from keras_transformer.training.task import recipe_named
 
-if TYPE_CHECKING:
-    from PIL import Image, ImageOps
-else:
-    Image, ImageOps = (required(f"PIL.{name}", "images", "reading images") for name in ("Image", "ImageOps"))
+required("PIL", "images", "reading images")
+
+from PIL import Image, ImageOps
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
 DIGITS_RECIPE: Config = {

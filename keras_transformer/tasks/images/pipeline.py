@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from keras_transformer.commands.graph_cache import open_in_python
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
 from keras_transformer.decoding.computations import Embedding, LabelProbs
-from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Pipeline, in_batches
-from keras_transformer.models.classifiers import ImageClassifier
-from keras_transformer.runs.run_folder import RunFolder, check_place, float32_copy, read_config, write_run
+from keras_transformer.runs.run_folder import RunConfig, RunFolder, check_place, float32_copy, write_run
 from keras_transformer.tasks.classification.pipeline import Prediction
 from keras_transformer.tasks.images.batches import read
 from keras_transformer.tasks.images.corpus import UnreadableImage
@@ -23,6 +24,7 @@ from keras_transformer.text.lines import each_of, strings_of
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
+    from keras_transformer.models.classifiers import ImageClassifier
 
 Item = TypeVar("Item")
 Source = str | os.PathLike[str] | np.ndarray
@@ -38,7 +40,7 @@ class Recognizer(Pipeline):
     is resized, whatever its proportions are; see `corpus.read_image`.
 
     Args:
-        model: the classifier of images.
+        model: the classifier of images, or an `OnnxComputations` of its outputs.
         labels: in the order of the model's logits.
 
     Raises:
@@ -47,29 +49,27 @@ class Recognizer(Pipeline):
 
     task = "images"
 
-    def __init__(self, model: ImageClassifier, labels: Sequence[str]):
-        labels = list(strings_of(labels, "labels"))
-        if not labels or model.num_labels != len(labels):
-            raise RequestError(f"expected {model.num_labels or 'no'} labels; received {len(labels)}")
-        self.model = model
-        self.labels = labels
-        self._computations = CompiledComputations(model)
+    def __init__(self, model: ImageClassifier | OnnxComputations, labels: Sequence[str]):
+        self._computations = computations_of(model)
+        self.model = self._computations.model
+        self.labels = labels = list(strings_of(labels, "labels"))
+        if not labels or self.model.num_labels != len(labels):
+            raise RequestError(f"expected {self.model.num_labels or 'no'} labels; received {len(labels)}")
 
     def details(self) -> str:
         size, _, channels = self.model.image_shape
         return f"images of {size} x {size} pixels with {channels} channels, {len(self.labels)} labels"
 
     @classmethod
-    def of_run(cls, model: ImageClassifier, folder: RunFolder) -> Recognizer:
-        """Makes a recognizer of a model, with the labels in a run folder.
+    def of_run(cls, model: ImageClassifier | OnnxComputations, folder: RunFolder, config: RunConfig) -> Recognizer:
+        """Makes a recognizer of a model, with the labels of a run.
 
         Raises:
             RequestError: the labels are not the model's.
         """
-        labels = read_config(folder).labels or []
-        if not labels or model.num_labels != len(labels):
-            expected = f"{folder.path}: expected {model.num_labels} labels in config.json"
-            raise RequestError(f"{expected}; received {len(labels)}")
+        labels, expected = config.labels or [], config.model["num_labels"]
+        if not labels or expected != len(labels):
+            raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
         return cls(model, labels)
 
     @classmethod
@@ -182,12 +182,14 @@ def readable(found: Iterable[Item | UnreadableImage]) -> Iterator[Item]:
 
 
 def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:
-    """Loads the recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
+    """Loads the recognizer of a run, with its Keras model, or of an export, with its graph in ONNX Runtime.
+
+    An export needs no Keras. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a classifier of images, no model yet, or a file is damaged.
     """
-    return Recognizer.load(run)
+    return Recognizer.of_run(*open_in_python(run, TASKS[Recognizer.task].kind))
 
 
 PIPELINE = Recognizer

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import COUNT, FEW, add_drawing_options, add_engine_options, add_pair_options
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result
+from keras_transformer.core.errors import RequestError, print_result
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import RunFolder, config_of_kind
+from keras_transformer.runs.run_folder import config_of, require_kind
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.lines import read_lines
 
@@ -21,14 +22,11 @@ if TYPE_CHECKING:
 
 def generate(arguments: argparse.Namespace) -> None:
     """Prints the prompt and its continuation as it grows, or its answer; of a file of prompts a JSON object each."""
-    is_of_pairs = config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind).answer_length is not None
-    answers = is_of_pairs or arguments.chat
+    config = require_kind(config_of(arguments.run), TASKS["language-model"].kind, Path(arguments.run))
+    answers = config.answer_length is not None or arguments.chat
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)
-    from keras_transformer.commands.graph_cache import open_model
-    from keras_transformer.tasks.language_modelling.pipeline import Generator
-
-    generator = Generator.of_run(open_model(arguments, TASKS[Generator.task].kind), RunFolder(arguments.run))
+    generator = opened(arguments)
     chats = [[{"role": "user", "content": each}] for each in prompts]
     texts = generator.tokenizer.chat_texts(chats) if arguments.chat else prompts
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
@@ -94,17 +92,17 @@ def score(arguments: argparse.Namespace) -> None:
     if arguments.text is None:
         from keras_transformer.tasks.translation.commands.evaluate import score_pairs
 
-        score_pairs(arguments, lambda: opened(arguments.run).score_answers)
+        score_pairs(arguments, lambda: opened(arguments).score_answers)
     else:
         score_text(arguments)
 
 
-def opened(run: str) -> Generator:
-    """Returns the generator of a run; TensorFlow is loaded quietly before."""
-    load_tensorflow()
-    from keras_transformer.tasks.language_modelling.pipeline import load_generator
+def opened(arguments: argparse.Namespace) -> Generator:
+    """Returns the generator of the run or export that a command names."""
+    from keras_transformer.commands.graph_cache import Engine, open_model
+    from keras_transformer.tasks.language_modelling.pipeline import Generator
 
-    return load_generator(run)
+    return Generator.of_run(*open_model(arguments.run, TASKS[Generator.task].kind, Engine.of(arguments)))
 
 
 def score_text(arguments: argparse.Namespace) -> None:
@@ -118,7 +116,7 @@ def score_text(arguments: argparse.Namespace) -> None:
     lines = list(read_lines(arguments.text))
     if not lines:
         raise RequestError(f"{arguments.text} is empty; expected a text to score")
-    text, generator = "".join(f"{line}\n" for line in lines), opened(arguments.run)
+    text, generator = "".join(f"{line}\n" for line in lines), opened(arguments)
     if generator.answer_length is not None:
         raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")
     num_unread = Unread(generator.tokenizer, lines).tell()
@@ -157,11 +155,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add_pair_options(parser)
+    add_engine_options(parser)
     help = "for a model that continues texts: text, plain or .gz, in windows of the context"
     parser.add_argument("--text", metavar="FILE", help=help)
 
 
 COMMANDS = {
-    "generate": Command(generate, "continue prompts with a language model", add_options),
-    "score": Command(score, "log P and perplexity of a text, or of given answers", add_score_options),
+    "generate": Command(generate, "continue prompts with a language model", add_options, RUN_OR_EXPORT),
+    "score": Command(score, "log P and perplexity of a text, or of given answers", add_score_options, RUN_OR_EXPORT),
 }

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from keras_transformer.commands.graph_cache import open_in_python
 from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, text_attention
 from keras_transformer.decoding.computations import TextLogProbs, search_or_sampling
 from keras_transformer.decoding.decoder import Score, scores_of
 from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import TextPipeline
-from keras_transformer.runs.run_folder import RunFolder, read_config, read_tokenizers
+from keras_transformer.runs.run_folder import RunConfig, RunFolder, read_tokenizers
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
@@ -89,9 +91,8 @@ class Generator(TextPipeline):
         return f"vocabulary {self.model.vocabulary_size:,}, contexts of up to {self.model.context_length} tokens"
 
     @classmethod
-    def of_run(cls, model: LanguageModel | OnnxComputations, folder: RunFolder) -> Generator:
-        """Makes a generator of a model, with the vocabulary in a run folder; RequestError if it is not the model's."""
-        config = read_config(folder)
+    def of_run(cls, model: LanguageModel | OnnxComputations, folder: RunFolder, config: RunConfig) -> Generator:
+        """Makes a generator of a model, with the vocabulary in a folder; RequestError if it is not the model's."""
         tokenizer = read_tokenizers(folder, None, config.model["vocabulary_size"])[1]
         return cls(model, tokenizer, config.answer_length)
 
@@ -377,12 +378,14 @@ class Generator(TextPipeline):
 
 
 def load_generator(run: str | os.PathLike[str]) -> Generator:
-    """Loads the generator of a run folder of a language model. Nothing in the folder is executed.
+    """Loads the generator of a run, with its Keras model, or of an export, with its graph in ONNX Runtime.
+
+    An export needs no Keras. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
     """
-    return Generator.load(run)
+    return Generator.of_run(*open_in_python(run, TASKS[Generator.task].kind))
 
 
 PIPELINE = Generator

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.certificate_texts import valid
+from keras_transformer.checking.probes import ComputedProbe, rows_of_ids
 from keras_transformer.checking.signatures import (
     IDS,
     ONE_LINE,
@@ -27,7 +28,8 @@ from keras_transformer.checking.signatures import (
     valid_ids,
     with_end,
 )
-from keras_transformer.decoding.computations import PromptForcing, prompt_length
+from keras_transformer.decoding.computations import PromptForcing, TextLogProbs, prompt_length
+from keras_transformer.decoding.keras_decoder import CompiledComputations
 from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
@@ -56,6 +58,12 @@ class Continuation(Searching):
 
     def ids_of(self, pieces: Any) -> Tensor:
         return pieces.to_tensor(PAD)
+
+    def probe(self) -> ComputedProbe:
+        """Returns log P of the texts: the step, which checks itself by it, is the graph of all commands."""
+        ids = rows_of_ids(self.model.num_control_ids, self.model.vocabulary_size, self.model.context_length + 1)
+        inputs = [ids[:, :-1], ids[:, 1:]]
+        return ComputedProbe(inputs, CompiledComputations(self.model).run(TextLogProbs(), *inputs))
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         return continue_ids(self.model, ids, decoding, self.index_dtype, self.pipeline.tokenizer.has_start)

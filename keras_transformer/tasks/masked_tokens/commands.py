@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from itertools import tee
+from pathlib import Path
 
-from keras_transformer.commands.command import Command
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
 from keras_transformer.commands.parser import COUNT, add_batch_size, add_engine_options
 from keras_transformer.commands.streams import standard_input
 from keras_transformer.core.errors import print_result
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import RunFolder, config_of_kind
+from keras_transformer.runs.run_folder import config_of, require_kind
 from keras_transformer.tasks.classification.commands import EMBED, open_classifier
 
 
@@ -22,7 +23,7 @@ def fill(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.computations import Fills
     from keras_transformer.tasks.classification.pipeline import require_masks
 
-    require_masks(not config_of_kind(RunFolder(arguments.run), TASKS["masked-tokens"].kind).labels)
+    require_masks(not require_kind(config_of(arguments.run), TASKS["masked-tokens"].kind, Path(arguments.run)).labels)
     lines, classifier = standard_input(), open_classifier(arguments, Fills(arguments.n_best))
     texts, read = tee(lines)
     for line, masks in zip(texts, classifier.stream_fills(read, arguments.n_best, arguments.batch_size), strict=True):
@@ -39,6 +40,8 @@ def add_fill_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "fill": Command(fill, "tell what a <mask> in each line of standard input stands for", add_fill_options),
+    "fill": Command(
+        fill, "tell what a <mask> in each line of standard input stands for", add_fill_options, RUN_OR_EXPORT
+    ),
     "embed": EMBED,
 }

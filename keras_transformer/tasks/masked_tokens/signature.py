@@ -33,7 +33,8 @@ class Filling(Reading):
 
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, states = encoded(self.model, ids)
-        probabilities, pieces = likeliest_pieces(self.model, self.model.logits_of(states), NUM_FILLS)
+        listed = self.num_listed or NUM_FILLS
+        probabilities, pieces = likeliest_pieces(self.model, self.model.logits_of(states), listed)
         return {"piece_ids": pieces, "probabilities": probabilities, "vector": self.model.vectors(states, ids)}
 
     def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:

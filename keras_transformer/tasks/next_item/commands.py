@@ -6,16 +6,20 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command
-from keras_transformer.commands.parser import COUNT, add_batch_size, add_vector_options
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command
+from keras_transformer.commands.parser import COUNT, add_batch_size, add_engine_options, add_vector_options
 from keras_transformer.commands.streams import standard_input, write_vectors
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, warn
+from keras_transformer.core.errors import RequestError, print_result, warn
+from keras_transformer.core.extras import load_tensorflow
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.runs.run_folder import config_of
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from keras_transformer.decoding.computations import OfGraph
     from keras_transformer.tasks.next_item.corpus import Log
-    from keras_transformer.tasks.next_item.pipeline import Recommendation
+    from keras_transformer.tasks.next_item.pipeline import Recommendation, Recommender
 
 EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
 
@@ -23,10 +27,13 @@ EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
 def recommend(arguments: argparse.Namespace) -> None:
     """Prints a JSON object for each history of standard input, or for each user of a log."""
     log = None if arguments.log is None else log_in(arguments.log)
-    load_tensorflow()
-    from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
+    from keras_transformer.decoding.computations import NextItems
+    from keras_transformer.tasks.next_item.pipeline import history_of
 
-    recommender, options = load_recommender(arguments.run), (arguments.count, arguments.only_new, arguments.batch_size)
+    sizes = config_of(arguments.run).model
+    most = sizes["vocabulary_size"] - sizes["num_control_ids"] if arguments.only_new else arguments.count
+    recommender = opened(arguments, NextItems(most))
+    options = (arguments.count, arguments.only_new, arguments.batch_size)
     if log is not None:
         for user, found in zip(log.users, recommender.stream(log.histories, *options), strict=True):
             show(found, user=user)
@@ -35,6 +42,15 @@ def recommend(arguments: argparse.Namespace) -> None:
     for found in recommender.stream(map(history_of, lines), *options):
         show(found)
     lines.tell_of_invalid()
+
+
+def opened(arguments: argparse.Namespace, computation: OfGraph) -> Recommender:
+    """Returns the recommender of the run or export that a command names, to compute one thing."""
+    from keras_transformer.commands.graph_cache import Engine, open_model
+    from keras_transformer.tasks.next_item.pipeline import Recommender
+
+    kind = TASKS[Recommender.task].kind
+    return Recommender.of_run(*open_model(arguments.run, kind, Engine.of(arguments), computation))
 
 
 def log_in(path: str) -> Log:
@@ -55,12 +71,13 @@ def vectors(arguments: argparse.Namespace) -> np.ndarray:
     if arguments.items and arguments.log is not None:
         raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
     log = None if arguments.log is None else log_in(arguments.log)
-    load_tensorflow()
-    from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
+    from keras_transformer.decoding.computations import Embedding
+    from keras_transformer.tasks.next_item.pipeline import Recommender, history_of
 
-    recommender = load_recommender(arguments.run)
     if arguments.items:
-        return recommender.item_vectors()
+        load_tensorflow()
+        return Recommender.load(arguments.run).item_vectors()
+    recommender = opened(arguments, Embedding())
     if log is not None:
         return recommender.embed(log.histories, arguments.batch_size)
     lines = standard_input()
@@ -76,13 +93,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
     histories = [history for history in log_in(arguments.log).histories if len(history) > 1]
     if not histories:
         raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
-    load_tensorflow()
-    from keras_transformer.metrics import MISSED, mean_figures
-    from keras_transformer.tasks.next_item.pipeline import load_recommender
+    from keras_transformer.decoding.computations import Ranks
+    from keras_transformer.tasks.next_item.pipeline import mean_figures
+    from keras_transformer.text.tokenizer import UNKNOWN
 
-    ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)
+    recommender = opened(arguments, Ranks())
+    ranks = recommender.ranks(histories, arguments.batch_size)
     found = {f"{name}@{k}": value for k in EVALUATED_AT for name, value in mean_figures(ranks, k).items()}
-    if unknown := int((ranks == MISSED).sum()):
+    if unknown := sum(recommender.items.id(history[-1], UNKNOWN) == UNKNOWN for history in histories):
         warn(f"{unknown} of {len(ranks)} last event(s) have items that the model does not know, and count as missed")
     print_result(json.dumps({"users": len(histories), "unknown": unknown, **found}))
 
@@ -94,6 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--count", type=COUNT, default=10, metavar="N", help="items for each history (default: 10)")
     add("--only-new", action="store_true", help="leave out the items of the history itself")
     add_batch_size(parser)
+    add_engine_options(parser)
 
 
 def embed(arguments: argparse.Namespace) -> None:
@@ -104,6 +123,7 @@ def embed(arguments: argparse.Namespace) -> None:
 def add_embed_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed`."""
     add_vector_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--log", metavar="FILE", help="of a next-item run: the histories of the users of a log")
     parser.add_argument("--items", action="store_true", help="of a next-item run: the vectors of its items.txt")
 
@@ -114,10 +134,11 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
         "--log", metavar="FILE", help="a log of a next-item run, whose users' last events are to be told"
     )
     add_batch_size(parser)
+    add_engine_options(parser)
 
 
 COMMANDS = {
-    "recommend": Command(recommend, "tell which items come next in users' histories", add_options),
-    "evaluate": Command(evaluate, "tell recall and NDCG on a log", add_evaluate_options),
-    "embed": Command(embed, "write a vector for each line of standard input", add_embed_options),
+    "recommend": Command(recommend, "tell which items come next in users' histories", add_options, RUN_OR_EXPORT),
+    "evaluate": Command(evaluate, "tell recall and NDCG on a log", add_evaluate_options, RUN_OR_EXPORT),
+    "embed": Command(embed, "write a vector for each line of standard input", add_embed_options, RUN_OR_EXPORT),
 }

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from keras_transformer.commands.graph_cache import open_in_python
 from keras_transformer.core.errors import RequestError, warn
+from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, Tokens, attention_of
-from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
-from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.computations import Embedding, NextItems, Ranks
+from keras_transformer.decoding.onnx_graphs import OnnxComputations, computations_of
 from keras_transformer.decoding.pipelines import Pipeline, in_batches
-from keras_transformer.models.stack_models import SequenceEncoder
-from keras_transformer.runs.run_folder import RunFolder
+from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.spec.search_options import require_whole
 from keras_transformer.tasks.next_item.batches import with_start
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, Items
 from keras_transformer.text.lines import each_of, strings_of
 from keras_transformer.text.sentences import Ids, padded
 from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
+
+if TYPE_CHECKING:
+    from keras_transformer.models.stack_models import SequenceEncoder
 
 
 class Recommendation(NamedTuple):
@@ -41,33 +45,32 @@ class Recommender(Pipeline):
     that the vocabulary lacks are left out; a warning counts them.
 
     Args:
-        model: the model.
+        model: the model, or an `OnnxComputations` of its outputs.
         items: its vocabulary.
     """
 
     task = "next-item"
 
-    def __init__(self, model: SequenceEncoder, items: Items):
-        self.model = model
+    def __init__(self, model: SequenceEncoder | OnnxComputations, items: Items):
+        self._computations = computations_of(model)
+        self.model = self._computations.model
         self.items = items
-        self._computations = CompiledComputations(model)
 
     def details(self) -> str:
         return f"{len(self.items):,} items"
 
     @classmethod
-    def of_run(cls, model: SequenceEncoder, folder: RunFolder) -> Recommender:
-        """Makes a recommender of a model, with the items in a run folder.
+    def of_run(cls, model: SequenceEncoder | OnnxComputations, folder: RunFolder, config: RunConfig) -> Recommender:
+        """Makes a recommender of a model, with the items in a folder.
 
         Raises:
             RequestError: the items are missing, damaged or not the model's.
         """
-        items = Items.load(folder.items)
-        if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
+        items, size, first = Items.load(folder.items), config.model["vocabulary_size"], config.model["num_control_ids"]
+        if (size, first) != (items.vocabulary_size, FIRST_ITEM):
             raise RequestError(
-                f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
-                f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder "
-                "anew"
+                f"{folder.items} has {len(items)} items, but the model of {folder.path} has {size - first}: one of "
+                "them is another run's; copy the run folder anew"
             )
         return cls(model, items)
 
@@ -89,7 +92,8 @@ class Recommender(Pipeline):
         Args:
             histories: an empty one gets what mostly comes first.
             count: the most items for a history.
-            only_new: leaves out the items of the history itself.
+            only_new: leaves out the items of the history itself. An export lists so many items that some histories
+                may get fewer than `count`; a warning counts them.
             batch_size: histories at once.
 
         Raises:
@@ -102,11 +106,15 @@ class Recommender(Pipeline):
     ) -> Iterator[list[Recommendation]]:
         """`recommend`, which yields while histories come."""
         require_whole("count", count, 1)
+        listed, num_short = self._computations.num_listed or len(self.items), 0
         for some in self._in_batches(histories, batch_size):
-            (probs,) = self._computations.run(NextItemProbs(), self._begun(some))
-            for row, history in zip(probs, some, strict=True):
-                left_out = [*range(FIRST_ITEM), *(history if only_new else ())]
-                yield self._best(row, left_out, count)
+            found = self._computations.run(NextItems(listed if only_new else count), self._begun(some))
+            for probs, ids, history in zip(*found, some, strict=True):
+                best = self._best(probs, ids, history if only_new else ())[:count]
+                num_short += len(best) < min(count, len(self.items) - len(set(history)))
+                yield best
+        if num_short:
+            warn(f"{num_short} history(s) have fewer than {count} new items among the {listed} that the export lists")
 
     def embed(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
         """Returns a vector for each history, (N, D) float32.
@@ -132,7 +140,8 @@ class Recommender(Pipeline):
     def ranks(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
         """Returns the rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
 
-        An item that the vocabulary lacks is missed, see `metrics.ranks_of`.
+        An item that the vocabulary lacks is missed, see `metrics.ranks_of`. An export tells apart the ranks that it
+        lists.
 
         Raises:
             RequestError: a history is empty.
@@ -146,11 +155,10 @@ class Recommender(Pipeline):
             found += self._computations.run(Ranks(), self._begun(some), targets[first : first + batch_size])
         return np.concatenate(found)
 
-    def _best(self, probs: np.ndarray, left_out: Sequence[int], count: int) -> list[Recommendation]:
-        probs = np.array(probs)
-        probs[left_out] = -1
-        best = np.argsort(-probs, kind="stable")[:count]
-        return [Recommendation(self.items.names[id - FIRST_ITEM], float(probs[id])) for id in best if probs[id] >= 0]
+    def _best(self, probs: np.ndarray, ids: np.ndarray, left_out: Iterable[int]) -> list[Recommendation]:
+        known, found = {*left_out}, zip(probs.tolist(), ids.tolist(), strict=True)
+        names = self.items.names
+        return [Recommendation(names[id - FIRST_ITEM], prob) for prob, id in found if prob >= 0 and id not in known]
 
     def _begun(self, histories: list[Ids]) -> np.ndarray:
         return padded([with_start(ids, self.model.context_length) for ids in histories])
@@ -172,12 +180,20 @@ class Recommender(Pipeline):
 
 
 def load_recommender(run: str | os.PathLike[str]) -> Recommender:
-    """Loads the recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
+    """Loads the recommender of a run, with its Keras model, or of an export, with its graph in ONNX Runtime.
+
+    An export needs no Keras. Nothing in the folder is executed.
 
     Raises:
         RequestError: the folder holds no run of a sequence encoder, no model yet, or a file is damaged.
     """
-    return Recommender.load(run)
+    return Recommender.of_run(*open_in_python(run, TASKS[Recommender.task].kind))
+
+
+def mean_figures(ranks: np.ndarray, k: int) -> dict[str, float]:
+    """Returns recall and NDCG at k: means over ranks (N,), of which each has one target. See `metrics.ndcg_at`."""
+    is_found = ranks <= k
+    return {"recall": float(is_found.mean()), "ndcg": float((is_found / np.log2(1.0 + ranks)).mean())}
 
 
 def history_of(line: str) -> list[str]:

@@ -55,7 +55,8 @@ class Recommending(Signature):
         vector = model.embed(ids)
         scores = ops.cast(model.output_embedding.logits(vector), "float32")
         is_item = ops.arange(model.vocabulary_size) >= model.num_control_ids
-        probabilities, items = ops.top_k(ops.softmax(ops.where(is_item, scores, HIDDEN)), num_listed(model))
+        listed = min(self.num_listed or NUM_ITEMS, num_items(model))
+        probabilities, items = ops.top_k(ops.softmax(ops.where(is_item, scores, HIDDEN)), listed)
         return {"item_ids": ops.cast(items, "int32"), "probabilities": probabilities, "vector": vector}
 
     def named(self, ids: Tensor) -> Outputs:
@@ -91,9 +92,9 @@ class Recommending(Signature):
         return folder.items
 
 
-def num_listed(model: FamilyModel) -> int:
-    """Returns how many items a model of histories lists."""
-    return min(NUM_ITEMS, model.vocabulary_size - model.num_control_ids)
+def num_items(model: FamilyModel) -> int:
+    """Returns how many items a model of histories knows."""
+    return model.vocabulary_size - model.num_control_ids
 
 
 def history_probes(names: Sequence[str], most: int) -> list[list[str]]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.core.errors import say, warn
-from keras_transformer.metrics import NDCGAt, RecallAt, mean_figures
+from keras_transformer.metrics import NDCGAt, RecallAt
 from keras_transformer.models.stack_models import SequenceEncoder
 from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.tasks.next_item.baselines import followers, popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
-from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.tasks.next_item.pipeline import Recommender, mean_figures
 from keras_transformer.tasks.next_item.settings import Settings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.held_out import drawn

@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
-from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.attention_maps import Attention, translation_attention
 from keras_transformer.decoding.decoder import Decoder, Hypothesis, Score, scores_of
-from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.pipelines import Pipeline, decoder_of
-from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import (
+    RunConfig,
     RunFolder,
     check_place,
     float32_copy,
-    load_model,
-    read_config,
     read_tokenizers,
     write_run,
 )
@@ -103,23 +99,29 @@ class Translator(Pipeline):
         self.decoder.check_source_length(self.max_source_length)
 
     @classmethod
-    def load(cls, run: str | os.PathLike[str]) -> Translator:
-        return load(run)
-
-    @classmethod
     def of_run(
-        cls, model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None
+        cls,
+        model: Transformer | Decoder,
+        folder: RunFolder,
+        config: RunConfig | None = None,
+        max_source_length: int | None = None,
     ) -> Translator:
         """Makes a translator of a model, with the vocabularies in a folder.
+
+        Args:
+            model: the model, or the decoder of a run or of an export.
+            folder: with the vocabularies.
+            config: the run's; None of an export, whose decoder tells it. A graph that a run kept for an earlier request
+                has other options in its metadata.
+            max_source_length: see `Translator`.
 
         Raises:
             RequestError: a vocabulary is missing, damaged or not the model's.
         """
         decoder = decoder_of(model)
         tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
-        if not folder.is_run():
+        if config is None:
             return cls(decoder, *tokenizers, max_source_length)
-        config = read_config(folder)  # a graph that was kept for an earlier request has other options in its metadata
         learned = LearnedText.of_corpus(config.corpus)
         search, tags = config.search, config.language_tags
         return cls(decoder, *tokenizers, max_source_length, search, language_tags=tags, **asdict(learned))
@@ -445,91 +447,6 @@ def _write_text(
     if validation is not None:
         for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):
             write_text(path, "".join(f"{plain(line)}\n" for line in lines))
-
-
-def load(
-    run: str | os.PathLike[str],
-    max_source_length: int | None = None,
-    precision: str | None = None,
-    num_threads: int | None = None,
-    provider: str = "auto",
-) -> Translator:
-    """Loads the translator of a run folder or of an export folder.
-
-    A run translates with its Keras model. An export translates with its graphs in ONNX Runtime, and imports neither
-    Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
-
-    Args:
-        run: a run folder, which train.py wrote, or an export, which `python -m export` wrote: see `ExportFolder`.
-        max_source_length: see `Translator`.
-        precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
-        num_threads: how many threads an export uses; by default one for each core.
-        provider: what an export computes on, see `OnnxDecoder`.
-
-    Raises:
-        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or an option is no run's.
-    """
-    folder = RunFolder((export := ExportFolder(run)).path)
-    if export.is_export():
-        decoder = OnnxDecoder(export.graphs(precision), num_threads, provider)
-        return Translator.of_run(decoder, folder, max_source_length)
-    if precision not in (None, "float32"):
-        raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
-    if num_threads is not None:
-        raise RequestError(f"a run takes the threads of TensorFlow; received {num_threads}: load an export of the run")
-    if provider != "auto":
-        raise RequestError(f"a run takes the devices of TensorFlow; received provider {provider!r}: load an export")
-    return Translator.of_run(load_model(folder, TASKS[Translator.task].kind), folder, max_source_length)
-
-
-def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
-    """Loads the translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
-
-    Args:
-        runs: run folders whose vocabularies are the same, as those of runs that differ in their seeds are. The options
-            of the search are the first run's.
-        max_source_length: see `Translator`.
-
-    Raises:
-        RequestError: a folder holds no trained translator, or the vocabularies differ.
-
-    Example:
-
-    >>> translator = keras_transformer.load_ensemble(["runs/numbers-en-de-auto", "runs/numbers-en-de-auto"])
-    >>> translator.translate("twenty-one")
-    'einundzwanzig'
-    """
-    return Translator.of_run(ensemble_decoder(runs), RunFolder(runs[0]), max_source_length)
-
-
-def ensemble_decoder(runs: Sequence[str | os.PathLike[str]]) -> Decoder:
-    """Loads the decoder of the runs' models, or of the one run's.
-
-    Raises:
-        RequestError: see `load_ensemble`.
-    """
-    if not runs or isinstance(runs, str | os.PathLike):
-        raise RequestError(f"expected a list of run folders; received {runs!r}")
-    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
-
-    models = [load_model(run, TASKS[Translator.task].kind) for run in runs]
-    if len(runs) > 1:
-        _require_one_vocabulary(runs, models)
-    return KerasDecoder(*models)
-
-
-def _require_one_vocabulary(runs: Sequence[str | os.PathLike[str]], models: Sequence[Transformer]) -> None:
-    first, *others = (
-        [each.model for each in read_tokenizers(RunFolder(run), model.source_vocabulary_size, model.vocabulary_size)]
-        for run, model in zip(runs, models, strict=True)
-    )
-    for run, vocabulary in zip(runs[1:], others, strict=True):
-        if vocabulary != first:
-            raise RequestError(
-                f"expected runs with one vocabulary; {run} has another than {runs[0]}, so their pieces cannot be "
-                "averaged: train the two on one text with the same --seed and vocabulary, or give both "
-                "one joint vocabulary by --tokenizer"
-            )
 
 
 PIPELINE = Translator

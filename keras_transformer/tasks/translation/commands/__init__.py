@@ -7,14 +7,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.command import Command, Importer, LazyCommand
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, Importer, LazyCommand
 from keras_transformer.commands.parser import (
     COUNT,
     FEW,
     add_drawing_options,
     add_engine_options,
     add_pair_options,
-    add_provider_option,
     number_from,
 )
 from keras_transformer.commands.streams import read_both
@@ -78,7 +77,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add_pair_options(parser)
-    add_provider_option(parser)
+    add_engine_options(parser)
     add_language_options(parser)
 
 
@@ -170,7 +169,6 @@ def write_translator(imported: Imported, arguments: argparse.Namespace, validati
     say(f"wrote {arguments.run}: {translator.model.count_params():,} parameters{languages}; its search: {search}")
 
 
-RUN_OR_EXPORT = "a run folder, or an export with ONNX graphs: its folder, its folder onnx, or a graph"
 COMMANDS = {
     "translate": Command(
         LazyCommand(f"{__name__}.translate:translate"),
@@ -195,6 +193,7 @@ COMMANDS = {
         "let translators teach a smaller one: they translate a text, and it learns from that",
         add_distill_options,
         run_help="a teacher: " + RUN_OR_EXPORT,
+        extra="train",
     ),
     "score": Command(
         LazyCommand(f"{__name__}.evaluate:score"),

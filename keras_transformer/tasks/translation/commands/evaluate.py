@@ -10,14 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from keras_transformer.commands.graph_cache import Engine
 from keras_transformer.commands.streams import ParallelLines, read_both
-from keras_transformer.core.errors import RequestError, load_tensorflow, print_result, say, warn
+from keras_transformer.core.errors import RequestError, print_result, say, warn
 from keras_transformer.decoding.decoder import Score
 from keras_transformer.runs.export_folder import ExportFolder
-from keras_transformer.runs.run_folder import RunFolder, read_config
+from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.options import Config
-from keras_transformer.tasks.translation.commands.translate import in_direction, open_with_options, own_search_of
-from keras_transformer.tasks.translation.pipeline import load
+from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.tasks.translation.commands.translate import (
+    in_direction,
+    open_with_options,
+    own_search_of,
+    sides_of,
+)
+from keras_transformer.tasks.translation.loading import Asked, decoder_for, translator_of
 from keras_transformer.text.bleu import checked_tokenizer, paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
 
@@ -25,7 +32,6 @@ if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer
 
     Scorer = Callable[[list[str], list[str], int], list[Score]]
-    from keras_transformer.spec.search_options import SearchOptions
     from keras_transformer.tasks.translation.pipeline import Translator
 
 
@@ -81,7 +87,7 @@ def _cosine(one: Counter[str], other: Counter[str]) -> float:
 
 def score(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity of translations, a line for a line, and of all on standard error."""
-    score_pairs(arguments, lambda: in_direction(scorer(arguments.run, arguments.provider), arguments).score)
+    score_pairs(arguments, lambda: scorer(arguments).score)
 
 
 def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]) -> None:
@@ -96,19 +102,16 @@ def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]
     say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
 
 
-def scorer(folder: str, provider: str = "auto") -> Translator:
-    """Returns what scores translations: that of a run, or of an export, which needs neither Keras nor TensorFlow.
+def scorer(arguments: argparse.Namespace) -> Translator:
+    """Returns what scores translations, of the run or the export that a command names.
 
     Raises:
-        RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
+        RequestError: see `decoder_for`.
     """
-    if ExportFolder(folder).is_export():
-        return load(folder, provider=provider)
-    if provider != "auto":
-        raise RequestError(f"--provider {provider} is for exports; {folder} is a run: leave it out, or give an export")
-    read_config(folder)
-    load_tensorflow()
-    return load(folder)
+    options = SearchOptions(**own_search_of(arguments))
+    asked = Asked(options, with_halves=True, sides=tuple(sides_of(arguments)))
+    decoder = decoder_for([arguments.run], Engine.of(arguments), asked)()
+    return in_direction(translator_of(decoder, arguments.run, None), arguments)
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain, islice, tee
 from typing import TYPE_CHECKING
 
-from keras_transformer.checking.probes import as_json, chosen_probes
-from keras_transformer.commands import graph_cache
-from keras_transformer.commands.command import export_module
-from keras_transformer.commands.graph_cache import TrainedRun, folder_of, graphs_for, may_use_keras, start_tensorflow
+from keras_transformer.commands.graph_cache import Engine
 from keras_transformer.commands.runs import unfinished_hint
 from keras_transformer.commands.streams import TextLines, counted
 from keras_transformer.core.errors import RequestError, print_result, warn
-from keras_transformer.core.files import write_text
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.runs.export_folder import ExportFolder, Graphs, file_name
 from keras_transformer.runs.run_folder import RunFolder, config_of_kind
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.languages import SIDES
-from keras_transformer.tasks.translation.pipeline import Translator, ensemble_decoder
+from keras_transformer.tasks.translation.loading import Asked, decoder_for, translator_of
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import is_blank, read_lines
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.decoder import Decoder, Hypothesis
+    from keras_transformer.decoding.decoder import Hypothesis
 
 OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
-MOST_SOURCES = 2000  # so many validation sources are tried as probes
 
 
 def own_search_of(arguments: argparse.Namespace) -> Config:
@@ -130,63 +121,6 @@ def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespa
     return "\t".join([*first, hypothesis.text, *last]) + "\n"
 
 
-def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
-    """Returns the paths of the graphs for these options; they need not be there yet.
-
-    Args:
-        runs: one, or several that translate together; the first keeps the graphs.
-        options: the search, which is inside the graph of a translator.
-        precision: the precision of the graphs.
-        with_halves: whether encoder and step are needed, in place of the translator.
-    """
-    folder = folder_of(runs)
-    if with_halves:
-        return Graphs(None, folder / file_name("encoder", precision), folder / file_name("step", precision))
-    search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
-    search += f"-longest{options.max_length}" if options.max_length else ""
-    search += f"-best{options.n_best}" if options.n_best > 1 else ""
-    return Graphs(folder / file_name(f"translate-{search}", precision), None, None)
-
-
-def write(
-    trained: TrainedRun,
-    graphs: Graphs,
-    run: RunFolder,
-    options: SearchOptions,
-    precision: str,
-    sides: Sequence[str | None] = (None, None),
-) -> None:
-    """Writes the graphs and their probes.
-
-    Args:
-        trained: what is written.
-        graphs, options, precision: see `graphs_of`.
-        sides: the languages of source and target of the probes.
-        run: the run that keeps them; its validation text gives probes.
-
-    Raises:
-        Unwritable: the model has a part that ONNX graphs cannot have.
-        OSError: the cache cannot be written.
-        JobError: the model's weights hold NaN or infinity.
-    """
-    onnx, artefacts = export_module("onnx.export"), export_module("artefacts")
-    # A graph that serves all languages names those alone that the run means where none are named.
-    trained = replace(artefacts.between(trained, *sides), languages=trained.languages)
-    decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
-    for name, path in graphs.present():
-        onnx.write_graph(trained, path, name, decoding, precision)
-    chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
-    write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
-
-
-def validation_sources(run: RunFolder) -> list[str]:
-    """Returns the sources of a run's validation text; none if it has none that can be read."""
-    try:
-        return list(islice(read_lines(run.valid_source), MOST_SOURCES))
-    except RequestError:
-        return []
-
-
 def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool = False) -> Translator:
     """Returns the translator of the folder that the command names.
 
@@ -198,16 +132,16 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     Raises:
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
-    open_decoder = chosen_decoder(arguments, options, has_prefixes)
+    asked = Asked(options, options.sampling or has_prefixes, tuple(sides_of(arguments)))
+    runs = [arguments.run, *getattr(arguments, "others", [])]
+    open_decoder = decoder_for(runs, Engine.of(arguments)._replace(num_threads=threads_of_each(arguments)), asked)
     if arguments.processes == 1:
         decoder = open_decoder()
     else:
         from keras_transformer.decoding.processes import ProcessDecoder  # multiprocessing takes 10 ms to import
 
         decoder = ProcessDecoder(open_decoder, arguments.processes)
-    folder = RunFolder(ExportFolder(arguments.run).path)
-    translator = Translator.of_run(decoder, folder, getattr(arguments, "max_source_length", None))
-    return in_direction(translator, arguments)
+    return in_direction(translator_of(decoder, arguments.run, getattr(arguments, "max_source_length", None)), arguments)
 
 
 def in_direction(translator: Translator, arguments: argparse.Namespace) -> Translator:
@@ -226,52 +160,8 @@ def sides_of(arguments: argparse.Namespace) -> list[str | None]:
     return [getattr(arguments, name, None) for name in SIDES]
 
 
-def chosen_decoder(
-    arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool
-) -> Callable[[], Decoder]:  # fmt: skip
-    """Returns what opens the decoder; the graphs of a run are built first if they are not there."""
-    run, runs = RunFolder(arguments.run), [arguments.run, *others_of(arguments)]
-    if (export := ExportFolder(run.path)).is_export():
-        if len(runs) > 1:
-            raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
-        if arguments.engine == "keras":
-            raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
-        graphs: Graphs | None = export.graphs(arguments.precision)
-    else:
-        with_halves, precision = options.sampling or has_prefixes, arguments.precision or "float32"
-        reasons = reasons_for_keras(arguments, options, with_halves)
-        place = partial(graphs_of, [*map(RunFolder, runs)], options, precision, with_halves)
-        own_write = partial(write, run=run, options=options, precision=precision, sides=sides_of(arguments))
-        graphs = graphs_for(arguments, runs, reasons, place, own_write)
-    if graphs is None:
-        return partial(keras_decoder, runs, threads_of_each(arguments))
-    return partial(OnnxDecoder, graphs, threads_of_each(arguments), arguments.provider)
-
-
 def threads_of_each(arguments: argparse.Namespace) -> int | None:
     """Returns the threads of each process: what was asked, or the cores shared out among several processes."""
     if arguments.processes == 1 or arguments.threads:
         return arguments.threads
     return max(1, num_cores() // arguments.processes)
-
-
-def others_of(arguments: argparse.Namespace) -> list[str]:
-    """Returns the runs that translate together with the first, if the command takes any."""
-    return getattr(arguments, "others", [])
-
-
-def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, with_halves: bool) -> Iterator[str]:
-    """Yields why the engine must be Keras, or for `auto` should be."""
-    if others_of(arguments) and with_halves:
-        yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
-    if options.alignments:
-        yield "--alignments needs the model's attention, which the graphs do not give"
-    if with_halves and may_use_keras(arguments):
-        yield "the search inside the graphs has no random numbers and no prefixes"
-    yield from graph_cache.reasons_for_keras(arguments)
-
-
-def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:
-    """Returns a decoder of the runs' Keras models."""
-    start_tensorflow(num_threads)
-    return ensemble_decoder(runs)
