@@ -214,13 +214,14 @@ def remove_old(kept: Path) -> None:
 
 
 def start_tensorflow(num_threads: int | None) -> None:
-    """Loads TensorFlow with so many threads. Once it has opened a model, another number of threads is an error."""
+    """Loads TensorFlow with so many threads. In a program that has begun to compute it keeps its number."""
     load_tensorflow()
     import keras
 
     if num_threads and keras.config.backend() == "tensorflow":
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        with contextlib.suppress(RuntimeError):  # TensorFlow's own, then
+            tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+            tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
 class Opened(NamedTuple):

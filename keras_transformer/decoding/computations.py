@@ -21,8 +21,6 @@ from keras_transformer.search.sampling import sample
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text.tokenizer import PAD
 
-MISSED = np.iinfo("int32").max  # the rank that `metrics.ranks_of` gives what is no item; that module imports Keras
-
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.classifiers import Encoder, ImageClassifier
@@ -194,8 +192,8 @@ class Ranks(OfGraph):
     def of_graph(self, found: list[np.ndarray], *arrays: np.ndarray) -> list[np.ndarray]:
         """Returns ranks; an item that the graph does not list is missed, as one that the vocabulary lacks."""
         is_own = found[0] == arrays[1][:, None]
-        ranks = np.where(is_own.any(axis=1), np.argmax(is_own, axis=1) + 1, MISSED)
-        return [ranks.astype("int32")]
+        missed = np.iinfo("int32").max  # as in `metrics`, which imports Keras
+        return [np.where(is_own.any(axis=1), np.argmax(is_own, axis=1) + 1, missed).astype("int32")]
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """Returns (B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
