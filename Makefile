@@ -45,7 +45,7 @@ help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too, and runs Ray'
 	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
-	@echo '                    LONG=1 runs what takes long too, such as most notebooks and tutorials'
+	@echo '                    LONG=1 runs what takes long too, such as notebooks, tutorials and the lowest versions of dependencies'
 	@echo '                    FULL=1 runs every test, as before a release'
 	@echo 'make mutants        change the code at random in N=150 places, one after the other, and see that tests fail; SEED=1'
 	@echo '                    ONLY=text changes files whose names hold the text; TESTS=tests/layers runs these tests'
@@ -53,11 +53,11 @@ help:
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make docs           the documentation as a site, in build/site'
 	@echo 'make release        sdist and wheel in build/release, built twice and checked, and what to do with them'
-	@echo 'make lock           make requirements.lock anew from pyproject.toml'
+	@echo 'make lock           make requirements.lock and requirements-lowest.txt anew from pyproject.toml'
 
-# Half of the steps that number words take by default: enough for these sentences, and 95 % of the numbers held out.
+# Fewer steps than number words take by default: enough for these sentences, and 95 % of the numbers held out.
 demo: $(DEMO_ENVIRONMENT)
-	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume,--steps 1200)
+	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume,--steps 1400)
 	printf '%s\n' 'forty-two' 'seven thousand and eleven' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
 	  | .venv/bin/python -m keras_transformer translate runs/demo
 	.venv/bin/python -m export runs/demo --overwrite

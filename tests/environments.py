@@ -11,6 +11,7 @@ import sys
 import venv
 from collections.abc import Callable
 from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,20 @@ def environment_with(plain_environment, tmp_path_factory) -> Callable[..., Path]
 
 
 def link(package: Distribution, place: Path) -> None:
-    """Links the files of an installed package into another folder of packages, but for its commands."""
+    """Links the files of an installed package into another folder of packages, but for its commands.
+
+    What Python compiled of them is linked too, whether or not the installer lists it: it takes longer than the tests.
+    """
     for file in package.files or []:
-        if file.parts[0] != "..":
-            (place / file).parent.mkdir(parents=True, exist_ok=True)
-            (place / file).symlink_to(str(package.locate_file(file)))
+        if file.parts[0] == ".." or file.suffix == ".pyc":
+            continue
+        links = {place / file: Path(str(package.locate_file(file)))}
+        if file.suffix == ".py":
+            links |= {Path(cache_from_source(str(one))): Path(cache_from_source(str(of))) for one, of in links.items()}
+        for one, of in links.items():
+            if of.exists():
+                one.parent.mkdir(parents=True, exist_ok=True)
+                one.symlink_to(of)
 
 
 if __name__ == "__main__":

