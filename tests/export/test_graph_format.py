@@ -21,8 +21,9 @@ from onnx import numpy_helper
 
 from export.artefacts import open_run
 from export.onnx import export_onnx
+from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
-from keras_transformer.runs.export_folder import GRAPH_FORMAT, MAX_METADATA, metadata_of
+from keras_transformer.runs.export_folder import GRAPH_FORMAT, MAX_METADATA, metadata_of, precision_of_graph
 from keras_transformer.runs.run_folder import config_of_graph, read_config
 from tests.golden.cases import TASKS
 from tests.golden.stored import unpack
@@ -156,6 +157,25 @@ def test_a_hostile_file_is_refused_in_one_line_and_takes_little_memory(name, tmp
     assert "\n" not in str(refused.value) and most < 4 * MAX_METADATA
     with pytest.raises(RequestError):
         config_of_graph(path)
+
+
+def test_metadata_that_no_export_has_are_refused_by_who_reads_them(tmp_path, capsys):
+    path = tmp_path / "classify.onnx"
+    path.write_bytes(
+        field(14, field(1, b"precision") + field(2, b"half")) + field(14, field(1, b"model") + field(2, b"["))
+    )
+    assert metadata_of(path) == {"precision": "half", "model": "["}
+    with pytest.raises(RequestError, match="is not a graph that an export has: its precision is 'half'"):
+        precision_of_graph(path)
+    assert main(["info", str(path)]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and "is not a graph that an export has" in told.err
+    entries = (
+        field(14, field(1, b"\x1b[31m") + field(2, b"\x1b[0m")),
+        field(14, field(1, b"model") + field(2, b'{"\\u001b": 1}')),
+    )
+    path.write_bytes(b"".join(entries))
+    assert main(["info", str(path)]) == 0 and "\x1b" not in capsys.readouterr().out
 
 
 @given(st.data())
