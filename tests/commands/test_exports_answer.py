@@ -207,8 +207,8 @@ def test_a_fault_in_an_exported_graph_is_told(name, folder_of, tmp_path, monkeyp
 def test_more_choices_than_a_graph_lists_are_refused_and_few_new_items_are_told(folder_of, tmp_path, monkeypatch):
     status, out, err = ask(folder_of("masked-tokens"), ["fill", "export", "--n-best", "9"], "do <mask>\n")
     assert (status, out) == (2, "") and "expected at most 5 choices" in err and "received 9" in err
-    monkeypatch.setattr(signature, "NUM_ITEMS", 5)
     run = open_run(folder_of("next-item") / "run")
+    monkeypatch.setattr(signature, "NUM_ITEMS", 5)
     write_artefacts(run, tmp_path, run.decoding(), [("onnx", "float32")])
     for options, answer in (("--count 5", 0), ("--count 6", 2), ("--count 99", 2)):
         words = ["recommend", str(tmp_path), *options.split()]

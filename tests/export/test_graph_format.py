@@ -143,6 +143,7 @@ HOSTILE = {
     "another kind of field": varint(7 << 3 | 5) + b"1234",
     "a number without end": b"\xff" * 99,
     "a number that is cut": b"\x3a\xff",
+    "the number of a field that is cut": field(14, ENTRY) + b"\xba",
 }
 
 
