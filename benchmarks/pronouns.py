@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not str(corpus.get("name")).startswith("pronouns:"):
         raise RequestError(f"expected a run of `--dataset pronouns:…`; received one of {corpus.get('name')!r}")
     translator, languages = (
-        keras_transformer.load(run),
+        keras_transformer.load(run, engine="keras"),
         (str(corpus["source_language"]), str(corpus["target_language"])),
     )
     _, valid, test = pronoun_examples(*languages)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from keras_transformer.commands import runs
-from keras_transformer.commands.command import RUN_OR_EXPORT, Command, export_module, task_commands
+from keras_transformer.commands.command import RUN_OR_EXPORT, Command, export_module, task_commands, tell_what_lacks
 from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
-from keras_transformer.core.extras import missing, warn_of_namesake
+from keras_transformer.core.extras import warn_of_namesake
 from keras_transformer.core.version import __version__
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
@@ -86,27 +87,13 @@ def make_parser() -> argparse.ArgumentParser:
         # `train` takes the flags of the task that its words name.
         subparsers._parser_class = flags.TrainParser if name == "train" else CommandParser
         one = subparsers.add_parser(name, help=command.help, description=description, allow_abbrev=False)
-        one.set_defaults(command=telling_what_lacks(name, command))
+        one.set_defaults(command=partial(tell_what_lacks, name, command.extra, command.run))
         if command.run_help:
             one.add_argument("run", metavar="RUN", help=command.run_help)
         command.add_options(one)
         if name != "train":  # which has it
             one.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
     return parser
-
-
-def telling_what_lacks(name: str, command: Command) -> Callable[[argparse.Namespace], None]:
-    """Returns what does a command. Where a package of its extra is not installed, it raises MissingPackage."""
-
-    def run(arguments: argparse.Namespace) -> None:
-        try:
-            command.run(arguments)
-        except ModuleNotFoundError as error:
-            if not command.extra:
-                raise
-            raise missing(error.name or "", command.extra, f"`{name}`") from None
-
-    return run
 
 
 if __name__ == "__main__":

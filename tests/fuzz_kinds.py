@@ -209,6 +209,12 @@ def exported(folder: Path) -> None:
     assert export([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
 
 
+def labelling(folder: Path) -> None:
+    """Writes an export of a classifier."""
+    unpack("classification", folder / "run")
+    assert export([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
+
+
 def chat(folder: Path) -> None:
     """Writes a template for chats."""
     folder.mkdir()
@@ -338,12 +344,18 @@ def answer(verb: str, name: str, folder: Path) -> int:
     return main([verb, str(folder / name), "--engine", "onnx", "--threads", "1"])
 
 
+def tell(folder: Path) -> int:
+    """Tells of an export."""
+    return main(["info", str(folder / "export")])
+
+
 CHECKPOINT = "weights.npz", "state.npz"
 WEIGHTS = {"0000-kernel": ((3, 4), "float32"), "0001-seed": ((2,), "int64")}  # of a checkpoint
 TASKS = "translation", "classification", "images", "language-model", "masked-tokens", "next-item", "answers", "experts"
 CONFIG, MODEL, PROBES, GRAPH = "config.json", "model.keras", "run/cache/onnx-*/*.json", "run/cache/onnx-*/*.onnx"
-EXPORTED = "export/certificate.json", "export/onnx/translate.onnx"
+EXPORTED = "export/certificate.json", "export/onnx/translate.onnx", "export/onnx/certificate.json"
 CLASSIFY, TRANSLATE = partial(answer, "classify", "run"), partial(answer, "translate", "export")
+LABEL, LABELLING = partial(answer, "classify", "export"), "export/onnx/classify.onnx"
 # By the model and what is changed in its folder: files, with their form where it is not JSON.
 FOREIGN: dict[tuple[str, str], list[Any]] = {
     **{(model, "license"): [CONFIG] for model in ("llama", "t5", "roberta")},
@@ -395,7 +407,12 @@ KINDS = [
     Kind("kept graph", answering, GRAPH, CLASSIFY, "bytes", library=True, may_differ=True),
     Kind("kept graph's metadata", answering, GRAPH, CLASSIFY, "metadata", may_differ=True),
     Kind("certificate.json to verify", exported, EXPORTED[0], verify),
-    Kind("certificate.json", exported, EXPORTED[0], TRANSLATE, may_differ=True),
+    Kind("certificate.json", exported, EXPORTED[2], TRANSLATE, may_differ=True),
     Kind("export's metadata", exported, EXPORTED[1], TRANSLATE, "metadata", may_differ=True),
+    Kind("graph of an exported classifier", labelling, LABELLING, LABEL, "bytes", library=True, may_differ=True),
+    Kind("its metadata", labelling, LABELLING, LABEL, "metadata", may_differ=True),
+    Kind("its certificate.json", labelling, EXPORTED[2], LABEL, may_differ=True),
+    Kind("its metadata, told by info", labelling, LABELLING, tell, "metadata", may_differ=True),
+    Kind("its certificate.json, told by info", labelling, EXPORTED[2], tell, may_differ=True),
     Kind("chat template", chat, "template", read_template, "text"),
 ]  # fmt: skip

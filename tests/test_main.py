@@ -41,7 +41,7 @@ def run(run_folder, translator, monkeypatch, capfdbinary):
     Commands are handed one decoder, whose graphs are traced already, in place of one from the disk.
     """
     monkeypatch.setattr(engines, "decoder_for", lambda *of_the_command: lambda: translator.decoder)
-    monkeypatch.setattr("keras_transformer.tasks.translation.pipeline.load", lambda run: translator)
+    monkeypatch.setattr("keras_transformer.tasks.translation.loading.load", lambda run: translator)
 
     def run(command, *options, stdin=b""):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))

@@ -122,7 +122,7 @@ def test_what_cannot_be_registered_is_refused(maxout):
 def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, tokenizer, capsys, monkeypatch):
     saved(place / "run", tokenizer, feed_forward="maxout")
     assert read_config(place / "run").modules == ["my_parts"]
-    expected = keras_transformer.load(place / "run").translate(["a dog"], num_beams=1)
+    expected = keras_transformer.load(place / "run", engine="keras").translate(["a dog"], num_beams=1)
     del part_registry.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
     assert main(["info", str(place / "run")]) == 2
     error = capsys.readouterr().err

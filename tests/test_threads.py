@@ -72,9 +72,13 @@ def continued(generator: Any, place: int) -> list[Any]:
     return [generator.generate([prompt], 12), *generator.stream(prompt, 12)]
 
 
+load_by_keras = functools.partial(package.load, engine="keras")
 # What loads a run, and what a thread asks.
 ON_KERAS: dict[str, tuple[Callable[..., Any], Callable[[Any, int, Path], Any]]] = {
-    "translation": (package.load, lambda one, place, _: one.n_best([text(place)], num_beams=3, n_best=2)),
+    "translation": (
+        functools.partial(package.load, engine="keras"),
+        lambda one, place, _: one.n_best([text(place)], num_beams=3, n_best=2),
+    ),
     "language-model": (package.load_generator, lambda one, place, _: continued(one, place)),
     "classification": (package.load_classifier, lambda one, place, _: [*one.probabilities([f"the {text(place)}"])]),
     "masked-tokens": (package.load_classifier, lambda one, place, _: one.fill([f"{text(place)} <mask>"])),
@@ -190,5 +194,5 @@ def test_what_the_whole_process_shares_is_changed_by_one_thread_at_a_time(tmp_pa
 def test_what_others_print_while_a_model_is_loaded_is_heard(runs, monkeypatch, capsys):
     load = package.Transformer.load_weights
     monkeypatch.setattr(package.Transformer, "load_weights", lambda *given: (print("heard"), load(*given))[1])
-    package.load(runs["translation"])
+    load_by_keras(runs["translation"])
     assert capsys.readouterr().out == "heard\n"

@@ -301,8 +301,9 @@ def check(
 def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precision: str) -> None:
     """Raises Differs unless a graph gives what the model gives.
 
-    Log P is within its bound for each token, a vector or the probabilities of a place within theirs; at half of the
-    places at least, the likeliest piece is the model's.
+    Log P is within its bound for each token, a vector or the probabilities of a place within theirs: in low precision
+    on average, because ids that are made up leave a model undecided. At half of the places at least, the likeliest
+    piece is the model's.
 
     Args:
         probe: what the model gives.
@@ -320,7 +321,8 @@ def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precisio
         elif expected.ndim == 1:  # NaN is within no bound
             holds = np.all(np.abs(off) <= bounds.log_prob * width)
         else:
-            holds = np.all(np.linalg.norm(off, axis=-1) <= bounds.vector * np.linalg.norm(expected, axis=-1))
+            far, most = np.linalg.norm(off, axis=-1), bounds.vector * np.linalg.norm(expected, axis=-1)
+            holds = np.all(far <= most) if precision == "float32" else np.mean(far) <= np.mean(most)
         if not holds:
             raise Differs(f"expected {expected.ravel()!s:.60}; received {received.ravel()!s:.60}")
 

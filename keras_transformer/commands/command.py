@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import missing
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import config_of
 
@@ -72,6 +73,18 @@ class LazyCommand:
     def __call__(self, arguments: argparse.Namespace) -> None:
         module, _, function = self.place.partition(":")
         getattr(import_module(module), function)(arguments)
+
+
+def tell_what_lacks(
+    name: str, extra: str, run: Callable[[argparse.Namespace], None], arguments: argparse.Namespace
+) -> None:
+    """Runs a command. Where a package of its extra is not installed, it raises MissingPackage."""
+    try:
+        run(arguments)
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        raise missing(error.name or "", extra, f"`{name}`") from None
 
 
 def task_commands() -> dict[str, Command]:

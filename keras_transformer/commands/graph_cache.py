@@ -27,7 +27,7 @@ from keras_transformer.core.files import write_text
 from keras_transformer.core.lazy import tf
 from keras_transformer.core.machine import gpus_of_the_driver
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
-from keras_transformer.runs.export_folder import GRAPH_FORMAT, ExportFolder, Graphs, file_name, metadata_of
+from keras_transformer.runs.export_folder import GRAPH_FORMAT, ExportFolder, Graphs, file_name, precision_of_graph
 from keras_transformer.runs.run_folder import (
     RunConfig,
     RunFolder,
@@ -214,13 +214,14 @@ def remove_old(kept: Path) -> None:
 
 
 def start_tensorflow(num_threads: int | None) -> None:
-    """Loads TensorFlow with so many threads. Once it has opened a model, another number of threads is an error."""
+    """Loads TensorFlow with so many threads. In a program that has begun to compute it keeps its number."""
     load_tensorflow()
     import keras
 
     if num_threads and keras.config.backend() == "tensorflow":
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        with contextlib.suppress(RuntimeError):  # TensorFlow's own, then
+            tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+            tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
 class Opened(NamedTuple):
@@ -247,7 +248,7 @@ def open_model(folder: str | os.PathLike[str], kind: str, engine: Engine, comput
         engine.require_graphs(export.path)
         graphs = export.graphs(engine.precision)
         config = require_kind(config_of_graph(graphs.main), kind, export.path)
-        precision = metadata_of(graphs.main)["precision"]
+        precision = precision_of_graph(graphs.main)
         model = OnnxComputations(graphs, config.model, precision, engine.num_threads, engine.provider)
         return Opened(model, RunFolder(export.vocabularies), config)
     run, precision = RunFolder(folder), engine.precision or "float32"

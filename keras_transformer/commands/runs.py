@@ -75,11 +75,15 @@ def print_export(export: ExportFolder) -> None:
     graphs = export.graphs()
     told = metadata_of(graphs.main)
     print_result(f"export: {export.path}")
+    try:
+        sections = {name: parse_json(told[name], dict) for name in ("model", "decoding") if name in told}
+    except ValueError as error:
+        raise RequestError(f"{graphs.main} is not a graph that an export has: {error}") from error
     for name, text in told.items():
-        if name in ("model", "decoding"):
-            print_section(name, parse_json(text, dict))
+        if name in sections:
+            print_section(name, sections[name])
         else:
-            print_result(f"{name}: {printable(text)}")
+            print_result(f"{printable(name)}: {printable(text)}")
     try:
         entries = read_json(graphs.probes, CERTIFIED, MAX_CERTIFICATE, has_constants=True).get("entries", [])
     except FileNotFoundError:
@@ -102,7 +106,7 @@ def print_section(name: str, values: Config) -> None:
     if values:
         print_result(f"{name}:")
     for key, value in values.items():
-        print_result(f"  {key}: {as_json(value)}")
+        print_result(f"  {printable(key)}: {as_json(value)}")
 
 
 def print_metrics(rows: list[dict[str, str]]) -> None:

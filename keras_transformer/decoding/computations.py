@@ -190,9 +190,10 @@ class Ranks(OfGraph):
     outputs = ("item_ids",)
 
     def of_graph(self, found: list[np.ndarray], *arrays: np.ndarray) -> list[np.ndarray]:
-        """Returns ranks; an item that the graph does not list stands right behind those that it lists."""
-        is_own = np.pad(found[0] == arrays[1][:, None], [(0, 0), (0, 1)], constant_values=True)
-        return [np.argmax(is_own, axis=1).astype("int32") + 1]
+        """Returns ranks; an item that the graph does not list is missed, as one that the vocabulary lacks."""
+        is_own = found[0] == arrays[1][:, None]
+        missed = np.iinfo("int32").max  # as in `metrics`, which imports Keras
+        return [np.where(is_own.any(axis=1), np.argmax(is_own, axis=1) + 1, missed).astype("int32")]
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """Returns (B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""

@@ -148,14 +148,26 @@ def metadata_of(graph: Path) -> dict[str, str]:
         raise RequestError(f"{graph} is damaged, or no ONNX file: {error}") from None
 
 
+def precision_of_graph(graph: Path) -> str:
+    """Returns the precision that an exported graph tells. Raises RequestError if it tells none, or is damaged."""
+    told = metadata_of(graph).get("precision")
+    if told not in PRECISIONS:
+        raise RequestError(f"{graph} is not a graph that an export has: its precision is {told!r:.40}")
+    return told
+
+
 def _fields(file: IO[bytes], only: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the content of each text of a message; of one number alone, others are not read."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
     while (key := _whole_number(file)) is not None:
         length = _whole_number(file)
-        if key & 7 == 0:  # a number, which is not a text
+        if key & 7 == 0 and length is not None:  # a number, which is not a text
             continue
         if key & 7 != 2 or length is None:
             raise ValueError("it has a field of another kind than a model's")
+        if length > end - file.tell():
+            raise ValueError("it is cut")
         if only not in (None, key >> 3):
             file.seek(length, os.SEEK_CUR)
         elif length > MAX_METADATA:
@@ -169,6 +181,8 @@ def _whole_number(file: IO[bytes]) -> int | None:
     value = 0
     for place in range(10):
         if not (byte := file.read(1)):
+            if place:
+                raise ValueError("it is cut")
             return None
         value |= (byte[0] & 127) << 7 * place
         if byte[0] < 128:

@@ -71,7 +71,7 @@ def test_the_probability_of_a_piece_is_the_mean_and_an_alignment_is_of_the_mean_
 
     Both models have two layers, of which alignments read the first.
     """
-    models = [load(run).model for run in runs]
+    models = [load(run, engine="keras").model for run in runs]
     found = hypotheses(together, 2, 0.0, 5, n_best=1, alignments=True)
     for line, best in zip(SENTENCES[:2], found[:2], strict=True):
         (source,) = together.source_tokenizer.encode([line])

@@ -108,7 +108,7 @@ def test_neither_keras_nor_tensorflow_nor_what_ray_needs_is_imported(export, exp
     assert found["texts"][:2] == [exported.translate("two dogs", num_beams=beams) for beams in (3, 2)]
 
 
-def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
+def test_wrong_requests_are_refused(export, exported, tmp_path):
     def load(folder: Path, **options: Any) -> Any:
         return lambda: keras_transformer.load(folder, **options)
 
@@ -117,7 +117,6 @@ def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
     refused = [
         ("expected translate-float16.onnx.*received .*--precision float16", load(export, precision="float16")),
         ("at most 40.*received: 41", load(export, max_source_length=41)),
-        ("a run translates in float32; received int8", load(built_run, precision="int8")),
         ("at most 90 pieces.*received one of", lambda: exported.score(["two"], ["two dogs run " * 60])),
         (r"alignments need the model's attention, which .*translate\.onnx",
          lambda: exported.n_best(["two dogs"], num_beams=3, alignments=True)),

@@ -115,7 +115,7 @@ def test_a_number_with_a_full_stop_is_a_list_mark_only_where_it_can_be_no_ordina
 
 def test_a_run_and_its_export_know_the_text_that_the_model_learned_from(tiny_model, tokenizer, tmp_path):
     Translator(tiny_model, tokenizer, sentences_per_line=2).save(tmp_path / "run", languages=("en", "de"))
-    again = keras_transformer.load(tmp_path / "run")
+    again = keras_transformer.load(tmp_path / "run", engine="keras")
     assert again.learned_text == LearnedText("en", "de", 2) and again.target_language == "de"
     metadata = open_run(tmp_path / "run").metadata(Decoding(), "float32")
     assert metadata["splits_text"] == "no" and LearnedText.of_export(metadata) == again.learned_text

@@ -1,6 +1,7 @@
 """Exported graphs answer their probes where they first run, or the provider is refused by name."""
 
 import json
+import math
 import os
 import shutil
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from keras_transformer.checking.probes import (
     ProbesFile,
     as_json,
     check,
+    check_computed,
     chosen_probes,
 )
 from keras_transformer.commands import graph_cache, parser
@@ -179,14 +181,29 @@ def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_pat
         assert [one if isinstance(one, str) else one[0] for one in providers] == asked
 
 
-def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, built_run):
-    for path, provider, message in (
-        (folder, "cuda", r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
-        (folder, "gpu", "provider must be one of auto, cpu, cuda; received: 'gpu'"),
-        (built_run, "cpu", "a run takes the devices of TensorFlow; received provider 'cpu'"),
+def test_numbers_hold_at_each_place_and_in_low_precision_on_average():
+    expected = np.full((2, 5, 3), 0.2)
+    probe = ComputedProbe([np.ones((2, 5), "int32")], [expected])
+    one_place, slightly, nothing = expected.copy(), expected * 1.2, expected.copy()
+    one_place[1, 2], nothing[0, 0, 0] = 0.4, math.nan
+    check_computed(probe, [expected], "float32")
+    for found in (one_place, slightly):
+        check_computed(probe, [found], "int8")
+    for found, precision in (
+        *((one_place, "float32"), (slightly, "float16"), (expected * 1.4, "int8"), (nothing, "int8")),
+        (expected[:, :4], "int8"),
+    ):
+        with pytest.raises(Differs, match="expected .* received"):
+            check_computed(probe, [found], precision)
+
+
+def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder):
+    for provider, message in (
+        ("cuda", r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
+        ("gpu", "provider must be one of auto, cpu, cuda; received: 'gpu'"),
     ):
         with pytest.raises(RequestError, match=message):
-            keras_transformer.load(path, provider=provider).translate("two dogs")
+            keras_transformer.load(folder, provider=provider).translate("two dogs")
 
 
 def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):

@@ -61,7 +61,7 @@ def have_same_weights(one: Transformer, other: Transformer) -> bool:
 
 
 def test_what_is_loaded_is_what_was_saved_without_an_optimizer(fitted, saved, capsys):
-    again = keras_transformer.load(saved)
+    again = keras_transformer.load(saved, engine="keras")
     assert have_same_weights(fitted.model, again.model)
     ours, theirs = (each.n_best(["one two dogs", "to the sea", ""], n_best=3, max_length=4) for each in (fitted, again))
     assert ours == theirs and len(ours[0]) == 3
@@ -104,7 +104,7 @@ def test_a_model_of_any_type_is_saved_in_float32_and_what_acts_in_training_alone
         model.trainable = False
         arrays: Any = (np.array(["one"]), np.array(["eins"]))
         Translator(model, tokenizer).save(tmp_path / dtype, validation=arrays)
-        loaded = keras_transformer.load(tmp_path / dtype).model
+        loaded = keras_transformer.load(tmp_path / dtype, engine="keras").model
         assert {weight.dtype for weight in loaded.trainable_weights} == {"float32"}
         assert have_same_weights(model, loaded)
         assert (tmp_path / dtype / "validation.target").read_text() == "eins\n", "arrays are lists too"
@@ -117,7 +117,7 @@ def test_two_vocabularies_are_kept_apart(tokenizer, other_tokenizer, tmp_path):
         of_source: dict[str, Any] = {"source_vocabulary_size": 64} if size != 64 else {}
         model = Transformer(size, **SIZES, **of_source)
         Translator(model, tokenizer, target).save(tmp_path / str(size))
-        again = keras_transformer.load(tmp_path / str(size))
+        again = keras_transformer.load(tmp_path / str(size), engine="keras")
         assert again.source_tokenizer.model == tokenizer.model != target.model == again.target_tokenizer.model
         assert have_same_weights(model, again.model)
 
@@ -132,7 +132,8 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, translator, tmp
     (run.path / "letter").write_text("dear ...")
     with pytest.raises(RequestError, match=f"expected a run and nothing else; {run.path} holds letter: move it away"):
         translator.save(run.path, overwrite=True)
-    assert have_same_weights(fitted.model, keras_transformer.load(run.path).model) and run.checkpoints.is_dir()
+    again = keras_transformer.load(run.path, engine="keras")
+    assert have_same_weights(fitted.model, again.model) and run.checkpoints.is_dir()
     (run.path / "letter").unlink()
     (run.path / folders.REPLACED).mkdir()  # of a training that was killed
     (run.path / "config.json").rename(run.path / folders.REPLACED / "config.json")
@@ -140,7 +141,7 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, translator, tmp
         translator.save(run.path, overwrite=True)
     translator.save(run.path, overwrite=True)
     assert names_in(run.path) == OWN and names_in(tmp_path) == {"run"}
-    assert have_same_weights(translator.model, keras_transformer.load(run.path).model)
+    assert have_same_weights(translator.model, keras_transformer.load(run.path, engine="keras").model)
 
 
 def test_a_run_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(

@@ -200,7 +200,7 @@ def test_batches_hold_every_place_once_and_keep_within_their_room():
 def test_load_returns_the_translator_of_a_run_and_refuses_what_does_not_belong_together(
     run_folder, translator, other_tokenizer
 ):  # fmt: skip
-    found = load(run_folder)
+    found = load(run_folder, engine="keras")
     assert all(map(np.array_equal, found.model.get_weights(), translator.model.get_weights()))
     assert found.source_tokenizer.model == found.target_tokenizer.model == translator.source_tokenizer.model
     other_tokenizer.save(run_folder / "tokenizer.model")

@@ -136,7 +136,7 @@ def test_the_command_writes_the_folder_without_a_certificate_and_refuses_first(t
     assert (search["num_beams"], search["length_penalty"], search["max_length"]) == (2, 0.6, 10)
     assert search["bad_words_ids"] == [[0], [1], [2]] and search["decoder_start_token_id"] == START
     some = ["one hundred and two", "seven"]
-    expected = keras_transformer.load(run).translate(some, num_beams=2, max_length=9)
+    expected = keras_transformer.load(run, engine="keras").translate(some, num_beams=2, max_length=9)
     assert import_huggingface(out / "huggingface").translate(some) == expected
     for other, more, message in (
         ("universal", [], "has stack layers, not universal"),

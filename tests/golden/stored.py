@@ -42,7 +42,7 @@ def freeze(folder: Path) -> None:
         FileExistsError: there is one: what runs store may not change without another format.
     """
     run = trained("modern", folder, "--separate-vocabularies", "--dropout", "0.1", "--checkpoint-every", "100")
-    answers = dict(zip(QUESTIONS, keras_transformer.load(run).translate(QUESTIONS), strict=True))
+    answers = dict(zip(QUESTIONS, keras_transformer.load(run, engine="keras").translate(QUESTIONS), strict=True))
     (folder / "answers.json").write_text(json.dumps(answers))
     kept = ["config.json", "model.keras", "tokenizer.*.model", "validation.*", "checkpoints/00000300.*"]
     with zipfile.ZipFile(FROZEN / f"run-format-{FORMAT}.zip", "x", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

@@ -124,7 +124,7 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eager)
     translator: Any = keras_transformer.import_huggingface(tmp_path)
     translator.save(tmp_path / "run")
     never = {*source.ids[: END + 1], *range(max(source.ids) + 1, model.config.vocab_size)} - {source.ids[END]}
-    for one in (translator, keras_transformer.load(tmp_path / "run")):
+    for one in (translator, keras_transformer.load(tmp_path / "run", engine="keras")):
         texts = set[str]()
         for place, (line, row) in enumerate(zip(LINES, rows, strict=True)):
             languages = codes[place % 3], codes[(place + 1) % 3]
@@ -308,7 +308,7 @@ def test_tags_stand_before_sources_and_translations(tmp_path, eager):
 @pytest.mark.parametrize("sampling", [[], ["--sampling", "0.1", "--max-length", "40"]])
 def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, monkeypatch, capsys):
     assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
-    run: Any = keras_transformer.load(tmp_path / "run").between("en", "ast")
+    run: Any = keras_transformer.load(tmp_path / "run", engine="keras").between("en", "ast")
     sides = ["the dogs " * 3, "the sea", "a dog"] * 9, ["die hunde " * 3, "das meer", "ein hund"] * 9
     for name, side in zip("st", sides, strict=True):
         (tmp_path / name).write_text("".join(f"{line.strip()}\n" for line in side))
@@ -335,11 +335,27 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, mo
             for ids, tag in zip((inputs["source_ids"], labels), tags, strict=True):
                 first = np.array(ids)[np.array(weights)[:, 0] > 0, 0]
                 assert {*first.tolist()} == {*tag} if tag else not {*first.tolist()} & {*map(int, run.direction.source)}
-    expected = keras_transformer.load("tuned").translate(["the sea"], max_length=6)
-    assert keras_transformer.load("tuned").between("en", "ast").translate(["the sea"], max_length=6) == expected
-    assert keras_transformer.load("tuned").language_tags == run.language_tags
+    tuned: Any = keras_transformer.load("tuned", engine="keras")
+    expected = tuned.translate(["the sea"], max_length=6)
+    assert tuned.between("en", "ast").translate(["the sea"], max_length=6) == expected
+    assert tuned.language_tags == run.language_tags
     score = read_config("tuned").weights
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
+
+
+def test_a_run_that_is_loaded_with_graphs_serves_all_languages(tmp_path, eager):
+    assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
+    by_keras, by_graphs = (keras_transformer.load(tmp_path / "run", engine=engine) for engine in ("keras", "auto"))
+    assert "in ONNX Runtime" in repr(by_graphs)
+    found = []
+    for target in ("ast", "de"):
+        for options in ({"max_length": 6}, {"max_length": 5, "num_beams": 1}):
+            one, other = (each.between("en", target).translate(LINES, **options) for each in (by_keras, by_graphs))
+            assert one == other
+            found.append(one)
+    assert found[0] != found[2]
+    with pytest.raises(RequestError, match="name those that are meant by --source-language and --target-language"):
+        by_graphs.translate("sea")
 
 
 def test_a_run_with_damaged_tags_is_refused(tmp_path, eager):
@@ -351,7 +367,7 @@ def test_a_run_with_damaged_tags_is_refused(tmp_path, eager):
             read_config(tmp_path / "run")
     change(tmp_path / "run", "config.json", language_tags={"de": "the dogs"})
     with pytest.raises(RequestError, match="no piece for the tag of de"):
-        keras_transformer.load(tmp_path / "run").between("de", "de").translate("sea")
+        keras_transformer.load(tmp_path / "run", engine="keras").between("de", "de").translate("sea")
 
 
 @pytest.mark.parity

@@ -49,7 +49,7 @@ def test_it_is_kept_and_told(tmp_path, capsys):
     assert read_config(run).license == "apache-2.0"
     assert main(["info", str(run)]) == 0
     assert "\nlicense: apache-2.0\n" in capsys.readouterr().out
-    keras_transformer.load(run).save(tmp_path / "again")
+    keras_transformer.load(run, engine="keras").save(tmp_path / "again")
     assert read_config(tmp_path / "again").license == "apache-2.0"
     exported = open_run(run)
     assert exported.metadata(exported.decoding(), "float32")["license"] == "apache-2.0"

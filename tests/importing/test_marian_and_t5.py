@@ -41,7 +41,7 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert config.search == OWN
     assert (config.corpus["source_language"], config.corpus["target_language"]) == ("en", "de")
     assert (run / "validation.source").read_text() == sentences.read_text()
-    loaded, imported = keras_transformer.load(run), Translator.imported(read_huggingface(folder))
+    loaded, imported = keras_transformer.load(run, engine="keras"), Translator.imported(read_huggingface(folder))
     assert all(map(np.array_equal, loaded.model.get_weights(), imported.model.get_weights()))
     assert loaded.source_tokenizer.model == imported.source_tokenizer.model
     assert loaded.target_tokenizer.model == imported.target_tokenizer.model

@@ -22,6 +22,7 @@ from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.runs.export_folder import ENGINES, ExportFolder, Graphs, file_name
 from keras_transformer.runs.run_folder import (
+    RunConfig,
     RunFolder,
     config_of_graph,
     config_of_kind,
@@ -32,6 +33,7 @@ from keras_transformer.runs.run_folder import (
 from keras_transformer.spec.search_options import SearchOptions, require
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
+from keras_transformer.text.splitting import LearnedText
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.keras_decoder import KerasDecoder
@@ -87,16 +89,26 @@ def load(
         asked_engine.require_graphs(export.path)
         decoder: Decoder = OnnxDecoder(graphs_in(export, precision), num_threads, provider)
     else:
-        options = SearchOptions(**config_of_kind(RunFolder(run), KIND).search)
-        decoder = run_decoder(os.fspath(run), asked_engine, options)
+        config = config_of_kind(RunFolder(run), KIND)
+        asked = Asked(SearchOptions(**config.search), sides=probed_languages(config))
+        decoder = run_decoder(os.fspath(run), asked_engine, asked)
     return translator_of(decoder, run, max_source_length)
 
 
-def run_decoder(run: str, engine: Engine, options: SearchOptions) -> Decoder:
-    """Returns the decoder of a run, whose own search the options are: of the graphs that it keeps, or of its model."""
-    graphs = kept_graphs([run], engine, Asked(options))
+def probed_languages(config: RunConfig) -> tuple[str | None, ...]:
+    """Returns the languages of the probes of a model between many, whose graphs serve all: the run's own, or any."""
+    learned, tags = LearnedText.of_corpus(config.corpus), [*config.language_tags]
+    if not tags:
+        return (None, None)
+    own = (learned.source_language, learned.target_language)
+    return tuple(code if code in tags else any_other for code, any_other in zip(own, (tags[0], tags[-1]), strict=True))
+
+
+def run_decoder(run: str, engine: Engine, asked: Asked) -> Decoder:
+    """Returns the decoder of a run, which is asked for its own search: of the graphs that it keeps, or of its model."""
+    graphs = kept_graphs([run], engine, asked)
     if graphs is not None:
-        return KeptDecoder(graphs, engine, run)
+        return KeptDecoder(graphs, engine, run, asked)
     if engine.num_threads is not None:
         raise RequestError(
             f"Keras takes the threads of TensorFlow; received {engine.num_threads}: leave them out, or take "
@@ -120,10 +132,11 @@ class KeptDecoder(OnnxDecoder):
         graphs: the translator.
         engine: what computes.
         run: the run that keeps them.
+        asked: for what they were made.
     """
 
-    def __init__(self, graphs: Graphs, engine: Engine, run: str):
-        self._engine, self._run = engine._replace(name="onnx"), run
+    def __init__(self, graphs: Graphs, engine: Engine, run: str, asked: Asked):
+        self._engine, self._run, self._asked = engine._replace(name="onnx"), run, asked
         super().__init__(graphs, engine.num_threads, engine.provider)
 
     @cached_property
@@ -144,7 +157,7 @@ class KeptDecoder(OnnxDecoder):
     def _session(self, name: str) -> Any:
         with self._checking:  # threads make the halves once
             if name != "translate" and self.graphs.step is None:
-                halves = kept_graphs([self._run], self._engine, Asked(SearchOptions(), with_halves=True))
+                halves = kept_graphs([self._run], self._engine, self._asked._replace(with_halves=True))
                 assert halves is not None  # this engine is no other
                 self.graphs = self.graphs._replace(encoder=halves.encoder, step=halves.step)
         return super()._session(name)

@@ -1,0 +1,227 @@
+"""An export of each task answers as its run does with Keras, where Keras is not imported; so do the graphs of a run."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import onnx
+import pytest
+
+from export.__main__ import main as export_main
+from export.artefacts import open_run
+from export.exporting import write_artefacts
+from keras_transformer.__main__ import main
+from keras_transformer.runs.export_folder import ExportFolder
+from keras_transformer.tasks.next_item import signature
+from tests.golden.cases import write_files
+from tests.golden.stored import unpack
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = "--source valid-source --reference valid-target"
+SCORED = "--source valid-source --target valid-target"
+TEXTS = "the old cat\nred\n\nblue the the\n"
+HISTORIES = "a0\tb3\ta1\tb4\na5\n\nb0\ta2\n"
+# What each run is asked, and standard input: THIS is the run or its export. Vectors are written to a file.
+ASKED: dict[str, list[tuple[str, str]]] = {
+    "translation": [
+        ("translate THIS", "ba do fi\ngu\n\nka lo mi\n"), (f"evaluate THIS {PAIRS}", ""), (f"score THIS {SCORED}", ""),
+        (f"compare THIS THIS {PAIRS}", ""),
+        ("translate THIS --sample --seed 3 --max-length 6 --engine onnx", "ba do\n"),
+    ],
+    "language-model": [
+        ("generate THIS --prompt ba --tokens 12 --seed 3", ""), ("generate THIS --prompt ba --tokens 9 --beams 2", ""),
+        ("score THIS --text valid-text", ""),
+    ],
+    "answers": [("generate THIS --prompts valid-source", ""), (f"score THIS {SCORED}", "")],
+    "classification": [("classify THIS", TEXTS), ("embed THIS --out vectors.npy", TEXTS)],
+    "masked-tokens": [("fill THIS", "do do <mask> do\nfi\n"), ("embed THIS --out vectors.npy", TEXTS)],
+    "images": [("classify THIS valid-images/left/00.png valid-images/below/01.png", "")],
+    "next-item": [
+        ("recommend THIS --count 3", HISTORIES), ("recommend THIS --log events --only-new", ""),
+        ("evaluate THIS --log events", ""), ("embed THIS --out vectors.npy", HISTORIES),
+    ],
+}  # fmt: skip
+NUMBER = r"-?\d+\.\d+(?:e-?\d+)?"
+TIMED = r'"(?:seconds|tokens_per_second)": [^,}]*'
+ABSENT = ["keras", "tensorflow", "onnx", "h5py"]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory) -> Callable[[str], Path]:
+    """Makes the folder of a task: the run, its export, and the folder `onnx` of the export alone, under another name,
+    where nothing certifies that the probes hold."""
+
+    @functools.cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        write_files(name, folder)
+        run, export = unpack(name, folder / "run"), folder / "export"
+        assert export_main([str(run), "--format", "onnx", "--out", str(export)]) == 0
+        moved = shutil.copytree(export / "onnx", folder / "moved")
+        kept = json.loads((moved / "certificate.json").read_text())
+        (moved / "certificate.json").write_text(json.dumps({"probes": kept["probes"]}))
+        shutil.copytree(run, folder / "bare")
+        if name == "next-item":
+            unknown = ["somebody\ta0\t1", "somebody\tnever seen\t2"]
+            (folder / "events").write_text("\n".join([*(folder / "log").read_text().splitlines()[:60], *unknown, ""]))
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def by_keras(folder_of) -> Callable[[str], list[tuple[int, str, str]]]:
+    """What the run of a task answers with Keras; then it answers with graphs, which it keeps."""
+
+    @functools.cache
+    def answers(name: str) -> list[tuple[int, str, str]]:
+        found = []
+        for command, stdin in ASKED[name]:
+            words = command.replace("THIS", "run").split()
+            on_keras = [word for word in words if word not in ("--engine", "onnx")]
+            found.append(ask(folder_of(name), [*on_keras, "--engine", "keras"], stdin))
+            assert ask(folder_of(name), words, stdin)[0] == 0
+        return found
+
+    return answers
+
+
+def ask(folder: Path, words: list[str], stdin: str = "") -> tuple[int, str, str]:
+    """The answer of a command in this process."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+        patch.setattr(sys, "stdin", Mock(buffer=io.BytesIO(stdin.encode())))
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            status = main(words)
+    return status, out.getvalue() + vectors_in(folder), err.getvalue()
+
+
+def vectors_in(folder: Path) -> str:
+    """The vectors that a command has written, as numbers with a point; they are removed."""
+    if not (path := folder / "vectors.npy").is_file():
+        return ""
+    vectors = np.load(path)
+    path.unlink()
+    return json.dumps([[f"{number:.5f}" for number in row] for row in vectors.tolist()])
+
+
+def in_a_child(folder: Path, name: str, things: list[str], absent: list[str]) -> tuple[list[Any], list[str]]:
+    """The answers of some things of a task, by one process, and what it imported.
+
+    Args:
+        folder, name: the folder of the task, and its name.
+        things: what answers: "export", "moved", "run" or "bare".
+        absent: packages that are not installed there.
+    """
+    commands = []
+    for thing in things:
+        for place, (command, stdin) in enumerate(ASKED[name]):
+            written = command.replace("THIS", thing).replace("vectors.npy", f"{thing}-{place}.npy")
+            commands.append((written.split(), stdin))
+    (folder / "commands.json").write_text(json.dumps(commands))
+    program = [sys.executable, str(ROOT / "tests/programs/answers.py"), "commands.json", *absent]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    for answer, (words, _) in zip(told["found"], commands, strict=True):
+        if "--out" in words and answer[0] == 0:
+            (folder / words[-1]).rename(folder / "vectors.npy")
+            answer[1] += vectors_in(folder)
+    return told["found"], told["imported"]
+
+
+def is_near(found: tuple[int, str, str], expected: tuple[int, str, str]) -> bool:
+    """Whether two answers are the same, but for the rounding of numbers, seconds, and the names of files."""
+    told = [re.sub(TIMED, "", out) for _, out, _ in (found, expected)]
+    numbers = [np.array(re.findall(NUMBER, one), float) for one in told]
+    words = [re.sub(r"run|export|moved|bare|vectors|-\d+\.npy|\.npy", "", re.sub(NUMBER, "#", one)) for one in told]
+    return (
+        found[0] == expected[0] and words[0] == words[1] and np.allclose(numbers[0], numbers[1], rtol=1e-3, atol=3e-4)
+    )
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_export_answers_as_its_run_does_and_so_does_its_folder_onnx_elsewhere(name, folder_of, by_keras):
+    found, imported = in_a_child(folder_of(name), name, ["export", "moved"], [])
+    assert imported == []
+    for answer, expected, asked in zip(found, by_keras(name) * 2, ASKED[name] * 2, strict=True):
+        assert is_near(answer, expected), (asked, answer, expected)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_without_keras_a_run_answers_by_graphs_that_it_keeps_or_names_export(name, folder_of, by_keras):
+    expected = by_keras(name)
+    found, _ = in_a_child(folder_of(name), name, ["run", "bare"], ABSENT)
+    for answer, one, asked in zip(found[: len(expected)], expected, ASKED[name], strict=True):
+        assert is_near(answer, one), (asked, answer, one)
+    for status, out, err in found[len(expected) :]:
+        assert (status, out) == (2, "") and err.count("\n") == 1 and "export bare" in err, err
+
+
+# By the task: an output of its graph, and what is added to it.
+FAULTS: dict[str, tuple[str, Any]] = {
+    "translation": ("score", 0.5), "language-model": ("logits", None), "answers": ("logits", None),
+    "classification": ("probabilities", 0.01), "masked-tokens": ("vector", 0.5), "images": ("probabilities", 0.01),
+    "next-item": ("probabilities", 0.01),
+}  # fmt: skip
+
+
+def plant(graph: Path, output: str, value: float | None) -> None:
+    """Adds a value to an output of a graph, or to the last column of one that has no value here."""
+    model = onnx.load(graph)
+    for node in model.graph.node:
+        node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
+    if value is None:
+        (width,) = [one.type.tensor_type.shape.dim[-1].dim_value for one in model.graph.output if one.name == output]
+        added = np.eye(1, width, width - 1, dtype="float32")[0]
+    else:
+        added = np.array(value, "float32")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(added, "fault"))
+    model.graph.node.append(onnx.helper.make_node("Add", [f"{output}/before", "fault"], [output]))
+    onnx.save(model, graph)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_an_exported_graph_is_told(name, folder_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copy = shutil.copytree(folder_of(name) / "moved", tmp_path / "copy")
+    plant(ExportFolder(copy).graphs().main, *FAULTS[name])
+    command, stdin = ASKED[name][0]
+    status, out, err = ask(folder_of(name), command.replace("THIS", str(copy)).split(), stdin)
+    assert (status, out) == (1, "") and err.count("\n") == 1 and "does not answer as the model does" in err
+    (copy / "certificate.json").unlink()
+    assert ask(folder_of(name), command.replace("THIS", str(copy)).split(), stdin)[0] == 0, "nothing is checked"
+
+
+def test_more_choices_than_a_graph_lists_are_refused_and_few_new_items_are_told(folder_of, tmp_path, monkeypatch):
+    status, out, err = ask(folder_of("masked-tokens"), ["fill", "export", "--n-best", "9"], "do <mask>\n")
+    assert (status, out) == (2, "") and "expected at most 5 choices" in err and "received 9" in err
+    run = open_run(folder_of("next-item") / "run")
+    monkeypatch.setattr(signature, "NUM_ITEMS", 5)
+    write_artefacts(run, tmp_path, run.decoding(), [("onnx", "float32")])
+    for options, answer in (("--count 5", 0), ("--count 6", 2), ("--count 99", 2)):
+        words = ["recommend", str(tmp_path), *options.split()]
+        status, out, err = ask(folder_of("next-item"), words, HISTORIES)
+        assert status == answer and ("expected at most 5 choices" in err) == (answer == 2)
+    whole = "\t".join(f"{ring}{place}" for ring in "ab" for place in range(3))
+    told = ask(folder_of("next-item"), ["recommend", str(tmp_path), "--only-new", "--count", "5"], f"{whole}\na0\tb0\n")
+    assert told[0] == 0 and "have fewer than 5 new items among the 5 that the export lists" in told[2]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_info_tells_of_an_export(name, folder_of):
+    for thing in ("export", "moved"):
+        status, out, _ = ask(folder_of(name), ["info", thing])
+        assert status == 0 and "precision: float32" in out and "model:" in out
+        assert "certificate: none" in out if thing == "moved" else ".onnx: holds" in out
