@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contest import Contender, at_least_one, contenders, in_process, print_head, print_row, ratio, rounds
-from benchmarks.decoders import Cell, start_ctranslate2, start_marian, start_onnx, start_saved_model, start_tflite
+from benchmarks.decoders import (
+    Cell,
+    start_ctranslate2,
+    start_marian,
+    start_onnx,
+    start_saved_model,
+    start_tf2onnx,
+    start_tflite,
+)
 from benchmarks.prepare import prepare
 from benchmarks.sentences import Ids
 from keras_transformer.core.errors import JobError, RequestError, exit_status
@@ -36,9 +44,10 @@ OTHERS = {
     "ctranslate2": start_ctranslate2,
     "marian": start_marian,
     "saved_model": start_saved_model,
+    "tf2onnx": start_tf2onnx,
     "tflite": start_tflite,
 }
-FLOAT32_ONLY = ("marian", "saved_model")
+FLOAT32_ONLY = ("marian", "saved_model", "tf2onnx")
 # Some translations may differ. If two tokens are almost equally likely, rounding decides. With beams, both peers finish
 # a hypothesis only if its end is among the K likeliest continuations. We finish it if its end is among the 2K
 # likeliest, as tensor2tensor does, so with a trained model some of our translations differ, and are likelier.

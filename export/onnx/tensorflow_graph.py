@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
+import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from keras_transformer import ops
 from keras_transformer.checking.signatures import Outputs, Signature
@@ -68,7 +70,7 @@ def converted(function: tf.types.experimental.PolymorphicFunction, spec: tf.Tens
     tf2onnx = required(TF2ONNX, TF2ONNX, f"--converter {TF2ONNX}")
     with logged_errors(TF2ONNX) as errors:
         try:
-            model, _ = tf2onnx.convert.from_function(function, [spec], opset=OPSET)
+            model, _ = tf2onnx.convert.from_function(function, [spec], opset=OPSET, custom_op_handlers=OPERATORS)
             if not errors:  # it goes on after an error, and the model is not whole
                 onnx.checker.check_model(model, full_check=True)
         except Exception as error:  # the converters of operators raise what they like
@@ -105,6 +107,18 @@ def logged_errors(name: str) -> Iterator[list[str]]:
     finally:
         logger.propagate = before
         logger.removeHandler(handler)
+
+
+def write_erfc(graph: Any, node: Any, name: str, _: Sequence[Any]) -> None:
+    """Writes 1 - erf(x), in tf2onnx's own graph, for the operator of an exact gelu."""
+    dtypes, shapes = [graph.get_dtype(node.output[0])], [graph.get_shape(node.output[0])]
+    graph.remove_node(name)
+    one = graph.make_const(f"{name}/one", np.ones((), helper.tensor_dtype_to_np_dtype(*dtypes)))
+    erf = graph.make_node("Erf", node.input)
+    graph.make_node("Sub", [*one.output, *erf.output], name=name, outputs=node.output, dtypes=dtypes, shapes=shapes)
+
+
+OPERATORS = {"Erfc": (write_erfc, [])}  # those that tf2onnx lacks
 
 
 def rename(graph: onnx.GraphProto) -> None:
