@@ -8,8 +8,8 @@ Outputs are compared first. In float32 all must give the same tokens as our ONNX
 the exit status is 1. Then all translate the same batches in turns. The command prints a Markdown table with a row for
 each combination of settings: sentences a second of our ONNX artefact, and how many times longer the others took (the
 median of the rounds, with quartiles). It needs the extra `bench`, or the part of it that `--against` names:
-`--against ctranslate2` works without PyTorch. `saved_model` and `tflite` need TensorFlow, and run on the processor. The
-others, and our ONNX artefact, work with KERAS_BACKEND=jax.
+`--against ctranslate2` works without PyTorch. `saved_model` and `tflite` need TensorFlow, and run on the processor;
+what tf2onnx converts needs it to be written. The others, and our ONNX artefact, work with KERAS_BACKEND=jax.
 """
 
 from __future__ import annotations
