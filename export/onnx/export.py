@@ -20,7 +20,7 @@ from keras_transformer.layers.score import HIDDEN
 from keras_transformer.models.model_factory import parts_of
 from keras_transformer.models.transformer import members_of
 from keras_transformer.ops import Tensor
-from keras_transformer.runs.export_folder import RECORDER
+from keras_transformer.runs.export_folder import RECORDER, TF2ONNX
 from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD, Tokenizer
@@ -222,20 +222,24 @@ def export_onnx(
     """
     require_precision("onnx", precision, converter)
     decoding = decoding or run.decoding()
-    metadata = run.metadata(decoding, precision)
-    if converter == RECORDER:
-        require_traceable(run.model)
-        graphs = graphs_of(run.signature)
-    else:
-        metadata["converter"] = converter_name()
-        graphs = converted_graphs(run, decoding, precision)
-    folder = Path(folder) / "onnx"
+    graphs, about = graphs_by(converter, run, decoding, precision)
+    folder, metadata = Path(folder) / "onnx", {**run.metadata(decoding, precision), **about}
     paths: list[Path] = []
     for name, make in graphs.items():
         model = make(run, decoding, precision)  # what has no form is refused before the folder is made
         folder.mkdir(parents=True, exist_ok=True)
         paths += write_model(folder / f"{stem(name, precision)}.onnx", model, metadata)
     return paths
+
+
+def graphs_by(
+    converter: str, run: TrainedRun, decoding: Decoding, precision: str
+) -> tuple[dict[str, Make], dict[str, str]]:
+    """What makes the graphs of an export, by the stems of their files, and what these tell of the converter."""
+    if converter == TF2ONNX:
+        return converted_graphs(run, decoding, precision), {"converter": converter_name()}
+    require_traceable(run.model)
+    return graphs_of(run.signature), {}
 
 
 def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -118,7 +118,7 @@ def write_erfc(graph: Any, node: Any, name: str, _: Sequence[Any]) -> None:
     graph.make_node("Sub", [*one.output, *erf.output], name=name, outputs=node.output, dtypes=dtypes, shapes=shapes)
 
 
-OPERATORS = {"Erfc": (write_erfc, [])}  # those that tf2onnx lacks
+OPERATORS: dict[str, tuple[Callable[..., None], list[str]]] = {"Erfc": (write_erfc, [])}  # that tf2onnx lacks
 
 
 def rename(graph: onnx.GraphProto) -> None:

@@ -66,7 +66,9 @@ def test_it_takes_parts_that_the_recorder_refuses_and_its_files_translate_withou
     check_parts(run, [("onnx", "float32")], "tf2onnx")
     paths = export_onnx(run, tmp_path, Decoding(1, 0.6, 9), converter="tf2onnx")
     assert [path.name for path in paths] == ["translate.onnx", "translate_text.onnx"]
-    exported = Translator(OnnxDecoder(Graphs.in_folder(tmp_path / "onnx", "float32")), tokenizer)
+    graphs = Graphs.in_folder(tmp_path / "onnx", "float32")
+    assert graphs is not None and graphs.encoder is None and graphs.step is None
+    exported = Translator(OnnxDecoder(graphs), tokenizer)
     lines = ["two dogs", "", "to the sea and to the sea"]
     assert exported.translate(lines) == translator.translate(lines, num_beams=1, max_length=9)
     graph = session(paths[0])
@@ -81,8 +83,8 @@ def test_the_command_certifies_what_it_converts_and_the_certificate_names_the_co
     flags = ["--format", "onnx", "--converter", "tf2onnx"]
     assert main([str(run), *flags, "--out", str(out)]) == 0
     told = capfd.readouterr().err.splitlines()
-    assert told[-1] == f"wrote {out}"
-    assert {line.split()[0] for line in told[:-1]} <= {"onnx/classify.onnx:", "onnx/classify_text.onnx:", "certifying"}
+    ours = ("onnx/classify", "certifying ", "wrote ", "warning: ")
+    assert [line for line in told if not line.startswith(ours)] == [], "tf2onnx logs nothing"
     certificate = json.loads((out / "certificate.json").read_text(encoding="utf-8"))
     name = tensorflow_graph.converter_name()
     assert [one["contents"]["converter"] for one in certificate["entries"]] == [name] * 2 and certificate["holds"]
