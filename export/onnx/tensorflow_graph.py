@@ -73,6 +73,8 @@ def converted(function: tf.types.experimental.PolymorphicFunction, spec: tf.Tens
             model, _ = tf2onnx.convert.from_function(function, [spec], opset=OPSET, custom_op_handlers=OPERATORS)
             if not errors:  # it goes on after an error, and the model is not whole
                 onnx.checker.check_model(model, full_check=True)
+                if len(model.graph.input) > 1:
+                    errors.append("a tensor of TensorFlow that a layer holds became an input: make it a weight")
         except Exception as error:  # the converters of operators raise what they like
             errors.append(f"{type(error).__name__}: {error}")
     if errors:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +22,7 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.layers.feed_forward import Activation
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.tasks.translation.pipeline import Translator
-from tests.export.sessions import of, run_of, session
+from tests.export.sessions import computed, of, run_of, session
 from tests.golden.stored import unpack
 from tests.models.variants import make_inputs, make_model
 
@@ -124,6 +126,25 @@ def test_the_complement_of_erf_is_written_for_an_exact_gelu():
     ids = np.arange(-12, 13, dtype="int32")[None]
     (found,) = session(model.SerializeToString()).run(None, {f"{tensorflow_graph.PREFIX}ids": ids})
     np.testing.assert_allclose(found, tf.math.erfc(ids / 4).numpy(), atol=1e-6)
+
+
+def test_a_tensor_that_would_become_an_input_is_refused():
+    held = tf.constant([3])
+    with pytest.raises(RequestError, match="a tensor of TensorFlow that a layer holds"):
+        converted(lambda ids: {"x": ids + held})
+
+
+def test_what_only_an_inner_graph_uses_is_kept():
+    weight = np.arange(9, dtype="float32").reshape(3, 3)
+
+    def of_ids(ids):
+        x = tf.cast(ids, "float32")
+        return {"x": tf.cond(tf.reduce_sum(ids) > 0, lambda: x @ weight, lambda: x - 1.0)}
+
+    signature: Any = SimpleNamespace(spec=lambda: SPEC, of_ids=of_ids)
+    answer = tensorflow_graph.ConvertedAnswer(signature)
+    for ids in (np.ones((2, 3), "int32"), np.zeros((2, 3), "int32")):
+        np.testing.assert_allclose(computed(lambda ids: answer(ids)["x"], ids)[0], of_ids(ids)["x"])
 
 
 def test_what_it_cannot_write_is_refused_before_the_run_is_read(monkeypatch):
