@@ -8,8 +8,8 @@ Outputs are compared first. In float32 all must give the same tokens as our ONNX
 the exit status is 1. Then all translate the same batches in turns. The command prints a Markdown table with a row for
 each combination of settings: sentences a second of our ONNX artefact, and how many times longer the others took (the
 median of the rounds, with quartiles). It needs the extra `bench`, or the part of it that `--against` names:
-`--against ctranslate2` works without PyTorch. `saved_model` and `tflite` need TensorFlow, and run on the processor. The
-others, and our ONNX artefact, work with KERAS_BACKEND=jax.
+`--against ctranslate2` works without PyTorch. `saved_model` and `tflite` need TensorFlow, and run on the processor;
+what tf2onnx converts needs it to be written. The others, and our ONNX artefact, work with KERAS_BACKEND=jax.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contest import Contender, at_least_one, contenders, in_process, print_head, print_row, ratio, rounds
-from benchmarks.decoders import Cell, start_ctranslate2, start_marian, start_onnx, start_saved_model, start_tflite
+from benchmarks.decoders import (
+    Cell,
+    start_ctranslate2,
+    start_marian,
+    start_onnx,
+    start_saved_model,
+    start_tf2onnx,
+    start_tflite,
+)
 from benchmarks.prepare import prepare
 from benchmarks.sentences import Ids
 from keras_transformer.core.errors import JobError, RequestError, exit_status
@@ -36,9 +44,10 @@ OTHERS = {
     "ctranslate2": start_ctranslate2,
     "marian": start_marian,
     "saved_model": start_saved_model,
+    "tf2onnx": start_tf2onnx,
     "tflite": start_tflite,
 }
-FLOAT32_ONLY = ("marian", "saved_model")
+FLOAT32_ONLY = ("marian", "saved_model", "tf2onnx")
 # Some translations may differ. If two tokens are almost equally likely, rounding decides. With beams, both peers finish
 # a hypothesis only if its end is among the K likeliest continuations. We finish it if its end is among the 2K
 # likeliest, as tensor2tensor does, so with a trained model some of our translations differ, and are likelier.

@@ -64,7 +64,17 @@ def sentences_of(folder: Path, cell: Cell, kind: str) -> list[list[Any]]:
 
 def start_onnx(folder: Path, cell: Cell) -> Translate:
     """Loads our ONNX artefact."""
-    path = artefact_folder(folder, cell) / f"translate-{cell.precision}.onnx"
+    return in_onnx_runtime(folder, cell, f"translate-{cell.precision}.onnx")
+
+
+def start_tf2onnx(folder: Path, cell: Cell) -> Translate:
+    """Loads the ONNX artefact that tf2onnx converts."""
+    return in_onnx_runtime(folder, cell, "onnx/translate.onnx")
+
+
+def in_onnx_runtime(folder: Path, cell: Cell, name: str) -> Translate:
+    """Loads a graph that takes ids, search inside."""
+    path = artefact_folder(folder, cell) / name
     session = onnx_session(path, cell.device, cell.num_threads)
     batches = [padded(batch) for batch in sentences_of(folder, cell, "ids")]
     return lambda: [ids for batch in batches for ids in emitted(session.run(["target_ids"], {"source_ids": batch})[0])]

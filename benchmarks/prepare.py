@@ -34,7 +34,7 @@ def prepare(
             translation.
         sizes: arguments of `Transformer`, for random weights.
         cells: the settings that the artefacts must serve.
-        others: the decoders beside ONNX: ctranslate2, marian, saved_model, tflite.
+        others: the decoders beside ONNX: ctranslate2, marian, saved_model, tf2onnx, tflite.
         source_length: pieces of a sentence, for random weights.
 
     Raises:
@@ -61,8 +61,9 @@ def prepare(
 
 
 def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collection[str]) -> None:
-    """Writes our ONNX graph, and if they are compared our TFLite file and SavedModel, unless they are there."""
+    """Writes our ONNX graph, and those of our other artefacts that are compared, unless they are there."""
     from export.artefacts import Decoding
+    from export.onnx import export_onnx
     from export.onnx.export import translate_model
     from export.onnx.graph import write_model
     from export.saved_model import export_saved_model
@@ -73,6 +74,8 @@ def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collectio
     artefacts.mkdir(exist_ok=True)
     if not (path := artefacts / f"translate-{cell.precision}.onnx").exists():
         write_model(path, translate_model(run, decoding, cell.precision), {})
+    if "tf2onnx" in others and cell.precision == "float32" and not (artefacts / "onnx").exists():
+        export_onnx(run, artefacts, decoding, converter="tf2onnx")
     if "tflite" in others and not (artefacts / "tflite" / tflite_name(cell.precision)).exists():
         export_tflite(run, artefacts, decoding, cell.precision)
     if "saved_model" in others and cell.precision == "float32" and not (artefacts / "saved_model").exists():

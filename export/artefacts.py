@@ -18,6 +18,7 @@ from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.models.model_factory import Difference, difference, make_model, model_config, parts_of
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
+from keras_transformer.runs.export_folder import RECORDER, TF2ONNX
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.search_options import Decoding as Decoding
 from keras_transformer.text.lines import plain
@@ -170,12 +171,14 @@ def replaced(path: Path, mark: str, what: str) -> AbstractContextManager[Path]:
     return whole_folder(path)
 
 
-def require_precision(format: str, precision: str) -> None:
-    """Raises RequestError unless the format can be written in the precision."""
+def require_precision(format: str, precision: str, converter: str = RECORDER) -> None:
+    """Raises RequestError unless the format can be written in the precision, ONNX by this converter."""
     if precision not in PRECISIONS:
         raise RequestError(f"expected a precision among {', '.join(PRECISIONS)}; received: {precision}")
     if reason := NO_SUCH_PRECISION.get((format, precision)):
         raise RequestError(f"{format} has no {precision}: {reason}")
+    if (format, precision, converter) == ("onnx", "int8", TF2ONNX):
+        raise RequestError("tf2onnx writes no int8: leave out --converter, or take float32 or float16")
 
 
 def require_own_parts(model: FamilyModel, format: str, precision: str) -> None:

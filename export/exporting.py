@@ -13,7 +13,7 @@ from pathlib import Path
 from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.core.extras import required
 from keras_transformer.core.folders import whole_folder
-from keras_transformer.runs.export_folder import CERTIFICATE, ONNX
+from keras_transformer.runs.export_folder import CERTIFICATE, ONNX, RECORDER, TF2ONNX
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
@@ -37,8 +37,8 @@ PACKAGES = {
 }
 # The modules that write formats, where their names differ.
 WRITERS = {"huggingface": "hub"}
-# (format, precision) that builds the model again from its configuration.
-REMADE = {("saved_model", "float16"), ("tflite", "int8")}
+# (what writes it, precision): builds the model again from its configuration.
+REMADE = {("saved_model", "float16"), (TF2ONNX, "float16"), ("tflite", "int8")}
 
 
 def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[Path, bool], None]) -> None:
@@ -53,13 +53,13 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
         RequestError: the run, an option or the folder is wrong.
         JobError: not every artefact holds.
     """
-    plan = planned(arguments.format, arguments.precision)
+    plan, converter = planned(arguments.format, arguments.precision, arguments.converter), arguments.converter
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     if run.unfinished:
         warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
     search = {"length_penalty": arguments.length_penalty, "max_length": arguments.max_length}
     decoding = run.decoding(arguments.n_best, num_beams=arguments.beams, **search)
-    check_parts(run, plan)
+    check_parts(run, plan, converter)
     check_vocabulary(run, plan)
     place = partial(whole_folder, folder, partial(check_place, folder, arguments.overwrite))
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
@@ -70,7 +70,7 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     sentences, references = text_to_certify_on(arguments, run)
     check_text(sentences, references, arguments.precision if run.signature.has_references else [])
     with place() as aside:
-        write_artefacts(run, aside, decoding, plan)
+        write_artefacts(run, aside, decoding, plan, converter)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
         write_certificate(certificate, aside)
         if (aside / ONNX).is_dir():
@@ -126,12 +126,17 @@ def show(certificate: str) -> None:
         print_result(certificate, end="")
 
 
-def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
+def planned(formats: Sequence[str], precisions: Sequence[str], converter: str = RECORDER) -> list[tuple[str, str]]:
     """(format, precision) of what will be written; says which combinations do not exist and are left out.
 
     Raises:
-        RequestError: a format has none of the precisions, or a package that it needs is not installed.
+        RequestError: a format has none of the precisions, or a package that it needs is not installed; or the converter
+            makes none of the formats.
     """
+    if converter == TF2ONNX:
+        if "onnx" not in formats:
+            raise RequestError("--converter tf2onnx makes ONNX graphs: add onnx to --format, or leave it out")
+        required(TF2ONNX, TF2ONNX, "--converter tf2onnx")
     plan = []
     for format in dict.fromkeys(formats):
         for package in PACKAGES[format]:
@@ -139,7 +144,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
         refusals = []
         for precision in dict.fromkeys(precisions):
             try:
-                require_precision(format, precision)
+                require_precision(format, precision, converter)
                 plan.append((format, precision))
             except RequestError as error:
                 refusals.append(str(error))
@@ -150,19 +155,22 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     return plan
 
 
-def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]]) -> None:
+def check_parts(run: TrainedRun, plan: Sequence[tuple[str, str]], converter: str = RECORDER) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
     model = run.model
     for format, precision in plan:
-        if format == "onnx":
+        writer = converter if format == "onnx" else format
+        if writer == RECORDER:
             import_module(".onnx.export", __package__).require_traceable(model)
         elif format == "ctranslate2":
             require_held(model, precision)
         elif format == FORMAT:
             require_form(run)
         elif format == "tflite":
-            require_size(model, precision)
-        if (format, precision) in REMADE:
+            require_size(model, precision, "a TFLite file")
+        elif writer == TF2ONNX:
+            require_size(model, precision, "a graph that tf2onnx takes")
+        if (writer, precision) in REMADE:
             require_own_parts(model, format, precision)
 
 
@@ -196,11 +204,14 @@ def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[
     return list(read_lines(Path(arguments.sentences))), references
 
 
-def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]]) -> None:
+def write_artefacts(
+    run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]], converter: str = RECORDER
+) -> None:
     """Writes every artefact of the plan, and the vocabularies."""
     for format, precision in plan:
         exporter = getattr(import_module(f".{WRITERS.get(format, format)}", __package__), f"export_{format}")
-        for path in exporter(run, folder, decoding, precision):
+        options = {"converter": converter} if format == "onnx" else {}
+        for path in exporter(run, folder, decoding, precision, **options):
             say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
         if format == ONNX:
             run.pipeline.save_vocabularies(folder / ONNX)

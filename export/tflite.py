@@ -98,11 +98,11 @@ def export_tflite(
     return paths
 
 
-def require_size(model: FamilyModel, precision: str) -> None:
-    """Raises RequestError if the weights alone are larger than a file may be."""
+def require_size(model: FamilyModel, precision: str, what: str) -> None:
+    """Raises RequestError if the weights alone are larger than `what`, such as a file, may be."""
     if (size := BYTES[precision] * model.count_params()) > MAX_BYTES:
         raise RequestError(
-            f"a TFLite file has at most 2 GiB; this model has {size / 2**30:.1f} GiB in {precision}: take a lower "
+            f"{what} has at most 2 GiB; this model has {size / 2**30:.1f} GiB in {precision}: take a lower "
             "--precision, or other formats with --format"
         )
 

@@ -6,7 +6,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,14 @@ class Contents:
         operators: how often each operator occurs.
         custom_operators: the operators that do not belong to the format itself.
         opset: the versions of the operator sets that it needs.
+        converter: what converted it, of a file that says so.
     """
 
     bytes: int
     operators: dict[str, int]
     custom_operators: list[str]
     opset: dict[str, int]
+    converter: str = ""
 
     def joined(self, other: Contents) -> Contents:
         """Both contents together; both need the same operator sets."""
@@ -146,7 +148,9 @@ def onnx_contents(path: Path) -> Contents:
     arrays = [array for graph in graphs for array in graph.initializer]
     data = {item.value for array in arrays for item in array.external_data if item.key == "location"}
     opset = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    return contents([path, *(path.parent / name for name in data)], operators, custom, opset)
+    converter = next((entry.value for entry in model.metadata_props if entry.key == "converter"), "")
+    files = [path, *(path.parent / name for name in data)]
+    return replace(contents(files, operators, custom, opset), converter=converter)
 
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

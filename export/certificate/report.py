@@ -266,6 +266,8 @@ def section(entry: Entry) -> Iterator[str]:
     if entry.contents:
         custom = ", ".join(f"`{name}`" for name in entry.contents.custom_operators)
         yield from ("", f"Operators beside the format's own: {custom or 'none'}.")
+        if entry.contents.converter:
+            yield from ("", f"Converted by {one_line(entry.contents.converter)}.")
     if entry.judgement:
         seen = entry.judgement.measured
         yield from ("", f"It ran on: {seen.provider} ({seen.device_name}), {listed(seen.versions)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,20 +13,23 @@ import keras
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.checking.signatures import IDS, Output, Signature, limits_of, valid_ids, with_a_column
+from keras_transformer.checking.signatures import IDS, Output, Outputs, Signature, limits_of, valid_ids, with_a_column
 from keras_transformer.layers.cache import KeysValues
 from keras_transformer.layers.layer import Recordable
 from keras_transformer.layers.score import HIDDEN
 from keras_transformer.models.model_factory import parts_of
 from keras_transformer.models.transformer import members_of
+from keras_transformer.ops import Tensor
+from keras_transformer.runs.export_folder import RECORDER, TF2ONNX
 from keras_transformer.spec.search_options import longest
 from keras_transformer.tasks.translation.signature import beginnings, translate_ids
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 
-from ..artefacts import Decoding, TrainedRun, require_precision, stem
+from ..artefacts import Decoding, TrainedRun, model_of_precision, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
 from .operations import OPERATIONS
 from .overrides import KERAS_LAYERS, OVERRIDES
+from .tensorflow_graph import ConvertedAnswer, converter_name
 from .text_graph import detokenized, tokenized
 from .tracer import PRECISION, Nest, Size, SymbolicTensor, Tracer, Untraceable, model_of
 
@@ -183,12 +187,17 @@ def in_order(paths: Iterable[str]) -> list[str]:
     return [path for stem in dict.fromkeys(stems) for path, own in zip(paths, stems, strict=True) if own == stem]
 
 
+OfIds = Callable[[Tensor], Outputs]  # as `Signature.of_ids`
 # What the axes of ids are called in the graphs.
 LENGTHS = {"source_ids": "source", "prompt_ids": "prompt", "target_ids": "target", "added_ids": "added"}
 
 
 def export_onnx(
-    run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
+    run: TrainedRun,
+    folder: str | os.PathLike[str],
+    decoding: Decoding | None = None,
+    precision: str = "float32",
+    converter: str = RECORDER,
 ) -> list[Path]:
     """Writes the graphs of a model into `folder`/onnx: of a translator `translate`, `translate_text`, `encoder` and
     `step`, of other models those of `graphs_of`.
@@ -202,23 +211,34 @@ def export_onnx(
         folder: where to write; it is created if it does not exist.
         decoding: the options of the search, for models that search.
         precision: "float32", "float16" or "int8".
+        converter: "recorder"; or "tf2onnx", which takes any layer that TensorFlow traces, and writes no halves.
 
     Returns:
         The paths of the files.
 
     Raises:
-        RequestError: the precision is unknown, or a part of the model computes what has no form in ONNX here.
+        RequestError: the precision is unknown, or the converter cannot write a part of the model.
     """
-    require_precision("onnx", precision)
-    require_traceable(run.model)
+    require_precision("onnx", precision, converter)
     decoding = decoding or run.decoding()
-    folder = Path(folder) / "onnx"
+    graphs, about = graphs_by(converter, run, decoding, precision)
+    folder, metadata = Path(folder) / "onnx", {**run.metadata(decoding, precision), **about}
     paths: list[Path] = []
-    for name, make in graphs_of(run.signature).items():
+    for name, make in graphs.items():
         model = make(run, decoding, precision)  # what has no form is refused before the folder is made
         folder.mkdir(parents=True, exist_ok=True)
-        paths += write_model(folder / f"{stem(name, precision)}.onnx", model, run.metadata(decoding, precision))
+        paths += write_model(folder / f"{stem(name, precision)}.onnx", model, metadata)
     return paths
+
+
+def graphs_by(
+    converter: str, run: TrainedRun, decoding: Decoding, precision: str
+) -> tuple[dict[str, Make], dict[str, str]]:
+    """What makes the graphs of an export, by the stems of their files, and what these tell of the converter."""
+    if converter == TF2ONNX:
+        return converted_graphs(run, decoding, precision), {"converter": converter_name()}
+    require_traceable(run.model)
+    return graphs_of(run.signature), {}
 
 
 def write_graph(
@@ -274,16 +294,18 @@ def _record_once(model: FamilyModel) -> None:
         model.states(r.input(ValueInfo(model.takes[0], np.int32, shape)))
 
 
-def ids_model(run: TrainedRun, decoding: Decoding, precision: str, num_listed: int | None = None) -> Model:
+def ids_model(
+    run: TrainedRun, decoding: Decoding, precision: str, num_listed: int | None = None, of_ids: OfIds | None = None
+) -> Model:
     """The graph that takes ids, or images: what the run's `Signature` gives of them. Any ids are
-    allowed, and rows of any length, 0 included.
+    allowed, and rows of any length, 0 included. What `of_ids` gives, if any, stands in place of the signature's own.
     """
     r = tracer_of(run.model, precision)
     signature = run.signature(run.pipeline, run.model, decoding, num_listed=num_listed)
     shape = ["batch", *(signature.item_shape() or [LENGTHS.get(signature.takes, "length")])]
     given = ValueInfo(signature.takes, np.dtype(signature.input_type), shape)
     with ops.on(r):
-        found = signature.of_ids(signature.taken(r.input(given)))
+        found = (of_ids or signature.of_ids)(signature.taken(r.input(given)))
         outputs = [_output(name, output, found[name]) for name, output in signature.ids_outputs.items()]
     return model_of(r, [given], outputs)
 
@@ -323,12 +345,14 @@ def translate_model(
     return model_of(r, [SOURCE, *([PREFIX] if with_prefix else [])], outputs)
 
 
-def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
-    """The graph that takes `text` (batch,): what the run's signature gives of the ids of texts, with texts for ids."""
+def text_model(run: TrainedRun, decoding: Decoding, precision: str, of_ids: OfIds | None = None) -> Model:
+    """The graph that takes `text` (batch,): what the run's signature gives of the ids of texts, with texts for ids;
+    `of_ids` as for `ids_model`.
+    """
     r, signature = tracer_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
     source, target = run.tokenizers
     with ops.on(r):
-        found = signature.of_ids(_ids_of_text(r, signature, source))
+        found = (of_ids or signature.of_ids)(_ids_of_text(r, signature, source))
         outputs = []
         for name, output in signature.text_outputs.items():
             if name == "label":
@@ -379,3 +403,15 @@ def graphs_of(signature: type[Signature]) -> dict[str, Make]:
     """What makes the graphs of an export, by the stems of their files."""
     of_text: dict[str, Make] = {signature.text_stem: text_model} if signature.text_stem else {}
     return {signature.ids_stem: ids_model, **of_text, **{name: HALVES[name] for name in signature.halves}}
+
+
+def converted_graphs(run: TrainedRun, decoding: Decoding, precision: str) -> dict[str, Make]:
+    """What makes those graphs that answer by themselves, around what tf2onnx converts.
+
+    Raises:
+        RequestError: it cannot convert the model.
+    """
+    signature = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
+    answer = ConvertedAnswer(signature)
+    makes: dict[str, Any] = {run.signature.ids_stem: ids_model, run.signature.text_stem: text_model}
+    return {name: partial(make, of_ids=answer) for name, make in makes.items() if name}

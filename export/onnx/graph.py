@@ -181,7 +181,7 @@ class Graph:
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.output):
                 kept.append(node)
-                needed.update(node.input)
+                needed.update(name for one in all_nodes([node]) for name in one.input)
                 if node.output[0] in self._bodies:
                     body = self._bodies[node.output[0]]
                     needed_inside = {one.name for one in body.outputs}

@@ -176,7 +176,8 @@ class OnnxDecoder(Decoder):
         if path is None:
             raise RequestError(
                 f"this search needs encoder.onnx and step.onnx, which are not beside {self.graphs.main}: export onnx "
-                f"again, or ask for the search inside {self.graphs.main.name}: {self.metadata['decoding']}"
+                "again, by the recorder, or ask for the search inside "
+                f"{self.graphs.main.name}: {self.metadata['decoding']}"
             )
         with self._lock:
             if path not in self._sessions:

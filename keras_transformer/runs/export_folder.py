@@ -17,6 +17,7 @@ from keras_transformer.core.folders import found
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
 LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
 PRECISIONS = ("float32", "float16", "int8")
+RECORDER, TF2ONNX = CONVERTERS = "recorder", "tf2onnx"  # what makes ONNX graphs; the first by default
 PAGE = "docs/recipients.md"
 ENGINES = ("auto", "onnx", "keras")  # what answers
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on

@@ -230,4 +230,4 @@ def test_a_model_that_no_file_of_tflite_can_hold_is_refused_before_anything_is_w
     assert main([str(stored_run), "--format", "onnx", "tflite", "--out", str(out)]) == 2
     message = capsys.readouterr().err
     assert "TFLite" in message and "float32" in message and "--precision" in message and not out.exists()
-    tflite.require_size(open_run(stored_run).model, "float16")
+    tflite.require_size(open_run(stored_run).model, "float16", "a TFLite file")
