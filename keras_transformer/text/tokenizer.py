@@ -15,6 +15,7 @@ from typing import Any, Self
 import sentencepiece
 
 from keras_transformer.core.errors import RequestError, warn, warn_of_news
+from keras_transformer.core.extras import MissingPackage
 from keras_transformer.core.files import write_whole
 from keras_transformer.spec.options import Config
 from keras_transformer.text.lines import one_line, plain, string_of, strings_of, valid_unicode, without_rare_characters
@@ -201,6 +202,8 @@ class Tokenizer:
             raise RequestError(f"no tokenizer at {path}: check the path") from None
         except OSError as error:
             raise RequestError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+        except MissingPackage:
+            raise
         except ValueError as error:
             raise RequestError(f"{path} is not a tokenizer of this project: {error}; train a new one") from None
 

@@ -100,9 +100,12 @@ def test_a_damaged_vocabulary_is_named(content, tmp_path):
 
 
 def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
+    folder, kept = write("gpt2", tmp_path), tmp_path / "kept.json"
+    read_huggingface(folder).target.tokenizer.save(kept)
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(RequestError, match=r"needs the package tokenizers, .*: pip install -e '.*\[import\]'"):
-        read_huggingface(write("gpt2", tmp_path))
+    for read, path in ((read_huggingface, folder), (load_tokenizer, kept)):
+        with pytest.raises(RequestError, match=r"^(the vo.*|.*: .*) needs the package tokenizers, .*\[import\]'"):
+            read(path)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
