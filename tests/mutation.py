@@ -269,6 +269,10 @@ def mapped(tests: Sequence[str], jobs: int) -> Map:
                 raise SystemExit("the tests could not be run, so nobody can tell which line they run")
             combine = [*coverage, "combine", "--quiet", "--rcfile", str(settings), "--data-file", f"{folder}/whole"]
             subprocess.run([*combine, *map(str, Path(folder).glob("data.*"))], cwd=ROOT, check=True)
+            whole = CoverageData(f"{folder}/whole")
+            whole.read()
+            if not whole.measured_contexts() - {""}:
+                raise SystemExit("coverage saw no test run a line: is it installed in this very environment?")
             MAP.mkdir(parents=True, exist_ok=True)
             shutil.move(f"{folder}/whole", data)
     return Map(data)
