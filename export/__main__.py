@@ -12,7 +12,7 @@ from keras_transformer.core.errors import RequestError, command_line, exit_statu
 from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, found, locked
-from keras_transformer.runs.export_folder import CONVERTERS, PRECISIONS, RECORDER
+from keras_transformer.runs.export_folder import CONVERTERS, PRECISIONS
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 
 MEND = "choose another folder with --out"
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     precisions = f"which precisions to write (default: {' '.join(DEFAULT_PRECISIONS)})"
     add("--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help=precisions)
     converter = "what makes the ONNX graphs: this package's own recorder (default), or tf2onnx from TensorFlow's graph"
-    add("--converter", choices=CONVERTERS, default=RECORDER, help=converter)
+    add("--converter", choices=CONVERTERS, help=converter)
     add("--out", help="the export folder; exported/<the run's name> by default")
     add("--overwrite", action="store_true", help="replace an export that is there")
     add("--force-publish", action="store_true", help="replace it even by one that does not hold")
