@@ -53,6 +53,15 @@ def test_the_demo_translates_unless_a_folder_has_its_name(plain_python, tmp_path
     assert "expected a run folder, with a config.json; found none in 'demo'" in capsys.readouterr().err
 
 
+def test_in_python_what_answers_is_there_and_the_rest_names_its_extra(plain_python, tmp_path):
+    program = "import keras_transformer as it; print(it.load('demo').translate('forty-two')); "
+    program += "[it.load_classifier, it.load_generator, it.load_recommender, it.Tokenizer]; it.Transformer"
+    done = subprocess.run([plain_python, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "zweiundvierzig\n"
+    told = done.stderr.splitlines()[-1]
+    assert "MissingPackage: this needs the package keras, which is not installed: pip install" in told
+
+
 # What stops without an extra, and the words behind the command.
 LACKING = {
     "train": ["--dataset", "numbers:en-de"], "average": ["RUN"], "neighbours": ["RUN", "word"], "export": ["RUN"],
