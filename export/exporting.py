@@ -53,8 +53,7 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
         RequestError: the run, an option or the folder is wrong.
         JobError: not every artefact holds.
     """
-    converter = arguments.converter or RECORDER
-    plan = planned(arguments.format, arguments.precision, converter)
+    plan = planned(arguments.format, arguments.precision, converter := arguments.converter or RECORDER)
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     if run.unfinished:
         warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
