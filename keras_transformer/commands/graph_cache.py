@@ -252,7 +252,8 @@ def open_model(folder: str | os.PathLike[str], kind: str, engine: Engine, comput
         model = OnnxComputations(graphs, config.model, precision, engine.num_threads, engine.provider)
         return Opened(model, RunFolder(export.vocabularies), config)
     run, precision = RunFolder(folder), engine.precision or "float32"
-    listed = computation.num_best if computation else None
+    # One graph for all that list no more than an export does.
+    listed = computation.num_best if computation and (computation.num_best or 0) > computation.usual else None
     config = config_of_kind(run, kind)
 
     def place() -> Graphs:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.checking.signatures import NUM_FILLS, NUM_ITEMS
 from keras_transformer.ops import Tensor
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.search.loop import NO_HYPOTHESIS, Cache, Step, id_at, merge_end_ids, merge_end_labels
@@ -126,6 +127,7 @@ class OfGraph:
 
     outputs: ClassVar[tuple[str, ...]]
     num_best: int | None = None  # how many choices the graph must list
+    usual: ClassVar[int] = 0  # how many it lists where nobody asks for more
 
     def of_graph(self, found: list[np.ndarray], *arrays: np.ndarray) -> list[np.ndarray]:
         """Returns the results by the outputs of the graph, and by the arrays that `run` takes too."""
@@ -150,6 +152,7 @@ class Fills(OfGraph):
     num_best: int
 
     outputs = ("probabilities", "piece_ids")
+    usual = NUM_FILLS
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns probabilities and ids (B, S, K) for texts (B, S), the best first."""
@@ -174,6 +177,7 @@ class NextItems(OfGraph):
     num_best: int
 
     outputs = ("probabilities", "item_ids")
+    usual = NUM_ITEMS
 
     def run(self, model: SequenceEncoder, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns probabilities and ids (B, K) for histories (B, T), the best first; -1 for ids that are no items."""

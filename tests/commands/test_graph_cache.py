@@ -122,6 +122,13 @@ def test_a_kept_graph_answers_without_keras(runs, ask):
             assert done.stdout == expected[1] and done.stderr == f"{expected[3]}[] 0\n"
 
 
+def test_one_graph_lists_all_that_ask_for_no_more_than_an_export_lists(runs, ask, monkeypatch):
+    ask("masks", "embed", ["--out", "vectors.npy"])
+    monkeypatch.setattr(graph_cache, "was_built", lambda *_: pytest.fail("built again"))
+    answers = [ask("masks", "fill", ["--n-best", count], MASKED) for count in (2, 5)]
+    assert [status for status, *_ in answers] == [0, 0] and answers[0][1] != answers[1][1]
+
+
 def put_wrong(path, output, value):
     """Adds a value to an output of a graph."""
     model = onnx.load(path)
@@ -184,6 +191,7 @@ def test_a_wrong_request_builds_nothing(ask, monkeypatch):
     for words, message in {
         "classify masks": "masks is one of --task masked-tokens, which `fill` takes",
         "fill labels": "expected a model that fills masks; this one does not",
+        "recommend labels --only-new": "expected a model of the kind sequence-encoder; received encoder",
         "fill masks --n-best 0": "--n-best: must be a whole number from 1 to 1,000,000; received: 0",
         "classify labels --threads 0": "--threads: must be a whole number from 1 to 1,000; received: 0",
         "fill prose": "expected a model of the kind encoder; received language-model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.command import RUN_OR_EXPORT, Command
@@ -12,7 +13,7 @@ from keras_transformer.commands.streams import standard_input, write_vectors
 from keras_transformer.core.errors import RequestError, print_result, warn
 from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.run_folder import config_of
+from keras_transformer.runs.run_folder import config_of, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,7 @@ def recommend(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.computations import NextItems
     from keras_transformer.tasks.next_item.pipeline import history_of
 
-    sizes = config_of(arguments.run).model
+    sizes = require_kind(config_of(arguments.run), TASKS["next-item"].kind, Path(arguments.run)).model
     most = sizes["vocabulary_size"] - sizes["num_control_ids"] if arguments.only_new else arguments.count
     recommender = opened(arguments, NextItems(most))
     options = (arguments.count, arguments.only_new, arguments.batch_size)
