@@ -173,6 +173,11 @@ def test_without_keras_exports_and_kept_graphs_answer_and_export_is_named_for_ot
         assert (status, out) == (2, "") and err.count("\n") == 1 and told in err, err
 
 
+def test_a_run_without_a_vocabulary_recommends_nothing(folder_of):
+    status, out, err = ask(folder_of("images"), ["recommend", "run", "--only-new"])
+    assert (status, out) == (2, "") and "expected a model of the kind sequence-encoder" in err
+
+
 # By the task: an output of its graph, and what is added to it.
 FAULTS: dict[str, tuple[str, Any]] = {
     "translation": ("score", 0.5), "language-model": ("logits", None), "answers": ("logits", None),

@@ -191,7 +191,6 @@ def test_a_wrong_request_builds_nothing(ask, monkeypatch):
     for words, message in {
         "classify masks": "masks is one of --task masked-tokens, which `fill` takes",
         "fill labels": "expected a model that fills masks; this one does not",
-        "recommend labels --only-new": "expected a model of the kind sequence-encoder; received encoder",
         "fill masks --n-best 0": "--n-best: must be a whole number from 1 to 1,000,000; received: 0",
         "classify labels --threads 0": "--threads: must be a whole number from 1 to 1,000; received: 0",
         "fill prose": "expected a model of the kind encoder; received language-model",
