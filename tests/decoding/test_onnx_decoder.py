@@ -13,8 +13,7 @@ import onnx
 import pytest
 
 import keras_transformer
-from export.artefacts import Decoding, TrainedRun
-from export.onnx import export_onnx
+from export.artefacts import Decoding
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.decoder import split_batches
@@ -24,6 +23,7 @@ from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.sentences import Arrays
+from tests.export import sessions
 from tests.export.conftest import ODD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +35,7 @@ NOT_THE_GRAPH = r"translate\.onnx is not the graph that an export has by this na
 @pytest.fixture(scope="module")
 def export(translator, tmp_path_factory) -> Path:
     """An export with 3 beams and the default penalty, in float32 and int8."""
-    folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
-    for precision in ("float32", "int8"):
-        export_onnx(run, folder, Decoding(num_beams=3), precision)
-    run.pipeline.save_vocabularies(folder)
-    return folder
+    return sessions.exported(translator, tmp_path_factory.mktemp("exports"), Decoding(num_beams=3), "float32", "int8")
 
 
 @pytest.fixture(scope="module")
