@@ -259,7 +259,7 @@ def test_keras_answers_where_something_speaks_for_it(folder_of, by_keras, monkey
 
 
 WRONG = {
-    ("masked-tokens", "classify bare"): "bare is one of --task masked-tokens, which `fill` takes",
+    ("masked-tokens", "classify bare"): "takes runs of --task classification or images; bare is one of --task mask",
     ("masked-tokens", "fill bare --n-best 0"): "--n-best: must be a whole number from 1 to 1,000,000; received: 0",
     ("masked-tokens", "fill export --n-best 9"): "expected at most 5 choices",
     ("classification", "fill bare"): "expected a model that fills masks; this one does not",

@@ -20,6 +20,7 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.models import make_model, model_config
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import RunFolder, save_model
+from keras_transformer.spec.options import flag_of
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -144,8 +145,10 @@ def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tm
         assert status == 0
         return [float(line.split("\t")[0]) for line in out.splitlines()]
 
-    drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, seed=3))
-    assert translate(*own_runs, "--sample", "--seed", 3)[:2] == (0, drawn)
+    drawing = {"seed": 3, "temperature": 0.8, "top_k": 9, "top_p": 0.9}
+    drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, **drawing))
+    flags = [word for name, value in drawing.items() for word in (flag_of(name), value)]
+    assert translate(*own_runs, "--sample", *flags)[:2] == (0, drawn)
     monkeypatch.setattr(loading, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
     expected = scores_of(together, 2, max_length=6)
     np.testing.assert_allclose(scored(), expected, atol=1e-3)

@@ -461,6 +461,7 @@ REFUSED = {
     "--devices tpu": "received: 'tpu'",
     "--devices 9": "`devices` must name GPUs that are there",
     "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
+    "--dataset multi30k:en-fr --data-dir .": " . holds neither train.en.gz nor train.en: check --data-dir",
     "--resume --overwrite": "--resume continues a run and --overwrite removes it",
 }
 
