@@ -2,10 +2,8 @@
 
 import ast
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from keras_transformer.core.task_registry import TASKS
+from tests.processes import PROGRAMS, ROOT, run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "keras_transformer"
 OURS = (PACKAGE, "export", "train", "benchmarks", "examples", "tests")
 # The floors of the house, from the roof down. A floor imports what stands below it, never a neighbour or what stands
@@ -180,9 +178,7 @@ def test_what_runs_on_every_backend_imports_none() -> None:
 def test_help_is_quick(run: str) -> None:
     program = f"import runpy, sys\nsys.argv = ['it', '--help']\ntry:\n    runpy.{run}, run_name='__main__')\n"
     program += "except SystemExit:\n    print(*sys.modules, sep='\\n', file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    imported = set(done.stderr.split())
+    imported = set(run_python("-c", program).stderr.split())
     assert PACKAGE in imported
     assert not imported & {"tensorflow", "keras", "numpy", "sentencepiece", "matplotlib"}
 
@@ -190,10 +186,7 @@ def test_help_is_quick(run: str) -> None:
 @pytest.mark.parity
 def test_every_module_imports_without_tensorflow(tmp_path) -> None:
     modules = [module_name(path).removesuffix(".__init__") for path in python_files(PACKAGE)]
-    command = [sys.executable, str(ROOT / "tests" / "programs" / "imports_without_tensorflow.py"), *modules]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(PROGRAMS / "imports_without_tensorflow.py", *modules, folder=tmp_path, KERAS_BACKEND="jax")
 
 
 # Where "encoder" is the stack of a model, or its graph, and not the kind of a model.

@@ -2,12 +2,9 @@
 
 import argparse
 import errno
-import itertools
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -25,11 +22,9 @@ from export.exporting import planned
 from keras_transformer.core import folders
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import install
-from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
-from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
-from tests.killed import killed_after
+from tests.processes import PROGRAMS, run_python
 
 NOTHING = Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
 
@@ -44,8 +39,7 @@ def test_the_same_run_and_flags_give_the_same_files(exported, stored_run, tmp_pa
     They have the same bytes. Only the graph has now and then other bytes, as many, of as many nodes of each kind:
     TensorFlow writes it in another order.
     """
-    program, environment = ROOT / "tests" / "programs" / "export_again.py", {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, program, stored_run, tmp_path], env=environment, check=True)
+    run_python(PROGRAMS / "export_again.py", stored_run, tmp_path)
     graph, sizes, operators = "saved_model/saved_model.pb", set(), []
     for content in ((folder / graph).read_bytes() for folder in (exported, tmp_path)):
         functions = SavedModel.FromString(content).meta_graphs[0].graph_def.library.function
@@ -135,27 +129,6 @@ def test_an_export_that_does_not_hold_is_written_beside_unless_it_is_forced(
         assert [(folder / "tflite/float32.tflite").read_text() for folder in (out, refused)] == ["old", "translator"]
     assert quick(stored_run, "--out", out, "--overwrite", "--force-publish") == 1
     assert (out / "tflite" / "float32.tflite").read_text() == "translator" and "see {out}/CERT" not in error
-
-
-def test_an_export_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(
-    quick, stored_run, tmp_path, monkeypatch
-):
-    run, out = open_run(stored_run), tmp_path / "exported" / "out"
-    monkeypatch.setattr("export.exporting.open_run", lambda _: run)
-    assert quick(stored_run, "--out", out) == 0
-    (out / "tflite" / "float32.tflite").write_text("old")
-    shutil.copytree(out, tmp_path / "saved")
-    for steps in itertools.count():
-        status = None
-        with killed_after(steps):
-            status = quick(stored_run, "--out", out, "--overwrite")
-        text = (ExportFolder(out).path / "tflite" / "float32.tflite").read_text()
-        assert files_in(out) - {folders.LOCK} == files_in(tmp_path / "saved") and text in ("old", "translator")
-        if text == "translator":
-            break
-    assert steps > 10 and status is None
-    assert quick(stored_run, "--out", out, "--overwrite") == 0
-    assert files_in(tmp_path / "exported") == {f"out/{name}" for name in files_in(tmp_path / "saved")}
 
 
 def test_verify_uses_an_option_or_refuses_it(stored_run, tmp_path, capsys):

@@ -2,21 +2,18 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.core.extras import install
 from tests.importing.theirs import split, write
+from tests.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/opus-mt-en-de"
 
@@ -68,10 +65,8 @@ def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parity
 def test_a_model_is_fetched_and_imported(hub, tmp_path):
     endpoint, asked = hub
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "keras_transformer", "import", "--download", f"{NAME}@v1", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    places = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    done = run_python("-m", "keras_transformer", "import", "--download", f"{NAME}@v1", tmp_path / "run", **places)
     assert "ignored: 'steering.json'" in done.stderr
     assert (tmp_path / "run" / "model.keras").is_file()
     fetched = {path.split("?")[0].rpartition("/")[2] for path in asked if path.startswith(f"/{NAME}/resolve/v1/")}
