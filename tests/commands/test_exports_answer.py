@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -21,10 +19,10 @@ import pytest
 from export.__main__ import main as export_main
 from export.artefacts import open_run
 from export.exporting import write_artefacts
-from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.tasks.next_item import signature
+from tests.answers import answer
 from tests.export.sessions import put_behind
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
@@ -104,11 +102,9 @@ def by_keras(folder_of) -> Callable[[str], list[tuple[int, str, str]]]:
 
 def ask(folder: Path, words: list[str], stdin: str = "") -> tuple[int, str, str]:
     """The answer of a command in this process."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
-        patch.setattr(sys, "stdin", Mock(buffer=io.BytesIO(stdin.encode())))
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            status = main(words)
-    return status, out.getvalue() + vectors_in(folder), err.getvalue()
+    with contextlib.chdir(folder):
+        status, out, err = answer(*words, stdin=stdin)
+    return status, out + vectors_in(folder), err
 
 
 def vectors_in(folder: Path) -> str:
@@ -134,15 +130,15 @@ def in_a_child(folder: Path, name: str, things: list[str], python: Path | None =
             written = command.replace("THIS", thing).replace("vectors.npy", f"{thing}-{place}.npy")
             commands.append((written.split(), stdin))
     (folder / "commands.json").write_text(json.dumps(commands))
-    program = [str(python or sys.executable), str(ROOT / "tests/programs/answers.py"), "commands.json"]
+    program = [str(python or sys.executable), str(ROOT / "tests/answers.py"), "commands.json"]
     environment = {**os.environ, "PYTHONPATH": "" if python else str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    for answer, (words, _) in zip(told["found"], commands, strict=True):
-        if "--out" in words and answer[0] == 0:
+    for one, (words, _) in zip(told["found"], commands, strict=True):
+        if "--out" in words and one[0] == 0:
             (folder / words[-1]).rename(folder / "vectors.npy")
-            answer[1] += vectors_in(folder)
+            one[1] += vectors_in(folder)
     return told["found"], told["imported"]
 
 
@@ -162,8 +158,8 @@ def test_an_export_its_folder_onnx_elsewhere_and_kept_graphs_answer_as_keras_doe
     expected, things = by_keras(name), ["export", "moved", *["run"] * (name != "translation")]
     found, imported = in_a_child(folder_of(name), name, things)
     assert imported == [], "so nothing is built again"
-    for answer, one, asked in zip(found, expected * len(things), ASKED[name] * len(things), strict=True):
-        assert is_near(answer, one), (asked, answer, one)
+    for one, other, asked in zip(found, expected * len(things), ASKED[name] * len(things), strict=True):
+        assert is_near(one, other), (asked, one, other)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -174,8 +170,8 @@ def test_without_keras_exports_and_kept_graphs_answer_and_export_is_named_for_ot
     expected = by_keras(name)
     found, _ = in_a_child(folder_of(name), name, ["moved", "run", "bare"], plain_python)
     num_answers = 0 if name == "images" else 2 * len(expected)
-    for answer, one in zip(found[:num_answers], (expected * 2)[:num_answers], strict=True):
-        assert is_near(answer, one), (answer, one)
+    for one, other in zip(found[:num_answers], (expected * 2)[:num_answers], strict=True):
+        assert is_near(one, other), (one, other)
     for status, out, err in found[num_answers:]:
         told = "keras-transformer-kit[images]" if name == "images" else "export bare"
         assert (status, out) == (2, "") and err.count("\n") == 1 and told in err, err
@@ -282,10 +278,10 @@ def test_few_new_items_are_told_and_no_more_choices_are_given_than_a_graph_lists
     run = open_run(folder_of("next-item") / "run")
     monkeypatch.setattr(signature, "NUM_ITEMS", 5)
     write_artefacts(run, tmp_path, run.decoding(), [("onnx", "float32")])
-    for options, answer in (("--count 5", 0), ("--count 6", 2), ("--count 99", 2)):
+    for options, expected in (("--count 5", 0), ("--count 6", 2), ("--count 99", 2)):
         words = ["recommend", str(tmp_path), *options.split()]
         status, out, err = ask(folder_of("next-item"), words, HISTORIES)
-        assert status == answer and ("expected at most 5 choices" in err) == (answer == 2)
+        assert status == expected and ("expected at most 5 choices" in err) == (expected == 2)
     whole = "\t".join(f"{ring}{place}" for ring in "ab" for place in range(3))
     told = ask(folder_of("next-item"), ["recommend", str(tmp_path), "--only-new", "--count", "5"], f"{whole}\na0\tb0\n")
     assert told[0] == 0 and "have fewer than 5 new items among the 5 that the export lists" in told[2]

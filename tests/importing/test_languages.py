@@ -1,6 +1,5 @@
 """Models of many languages are imported: they read and write as those of transformers."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
+from tests.answers import answer, refused
 from tests.importing.language_models import (
     FOLDERS,
     M2M_TAGS,
@@ -236,7 +236,7 @@ def test_sinusoids_begin_at_2_and_their_exponents_reach_1():
     assert sinusoids(3, 7)[:, -1].tolist() == [0, 0, 0] and sinusoids(2, 2).shape == (2, 2)
 
 
-def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
+def test_commands_name_the_languages(tmp_path, eager):
     folder = folder_without_transformers(tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     translator: Any = keras_transformer.import_huggingface(folder)
@@ -244,23 +244,22 @@ def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
     assert read_config(tmp_path / "run").language_tags == translator.language_tags
     expected = translator.between("en", "de").translate(lines, max_length=6)
 
-    def answer(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
-        return (main(["translate", run, "--max-length", "6", *flags]), *capsys.readouterr())
+    def answered(*flags: str) -> tuple[int, str, str]:
+        return answer("translate", run, "--max-length", 6, *flags, stdin="\n".join(lines))
 
     for engine in ("keras", "onnx"):
-        code, out, _ = answer("--source-language", "en", "--target-language", "de", "--engine", engine)
+        code, out, _ = answered("--source-language", "en", "--target-language", "de", "--engine", engine)
         assert code == 0 and out.splitlines() == expected
     graphs = {*(tmp_path / "run").rglob("*.onnx")}
     for source, target in (("de", "ast"), ("ast", "en")):
         others = translator.between(source, target).translate(lines, max_length=6)
-        code, out, _ = answer("--source-language", source, "--target-language", target, "--engine", "onnx")
+        code, out, _ = answered("--source-language", source, "--target-language", target, "--engine", "onnx")
         assert code == 0 and out.splitlines() == others
     assert len(graphs) == 1 and {*(tmp_path / "run").rglob("*.onnx")} == graphs, "one graph serves all languages"
-    code, _, told = answer("--source-language", "en")
+    code, _, told = answered("--source-language", "en")
     assert code == 2 and "this model translates between 3 languages, such as de, en, ast: name those" in told
     assert "by --target-language" in told
-    code, _, told = answer("--source-language", "eng", "--target-language", "de")
+    code, _, told = answered("--source-language", "eng", "--target-language", "de")
     assert code == 2 and "one of the model's 3 languages, such as en, de, ast; received 'eng'" in told
     for name, text in (("s", lines), ("t", ["die hunde", "", "das meer"])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
@@ -390,8 +389,7 @@ def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eager, ca
     translator.save(tmp_path / "run")
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES))
     flags = [str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--sentences", str(tmp_path / "lines")]
-    assert main(["export", *flags]) == 2
-    assert "name those that are meant by --source-language and --target-language" in capsys.readouterr().err
+    assert "name those that are meant by --source-language and --target-language" in refused("export", *flags)
     sides = ["--source-language", "en", "--target-language", "ast"]
     options = ["--format", "saved_model", "onnx", "tflite", "--beams", "2", "--max-length", "5", "--n-best", "2"]
     assert main(["export", *flags, *sides, *options]) == 0, capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Models whose vocabulary is a tokenizer of Hugging Face's take and give text, and become runs."""
 
-import io
 import json
 import re
 import shutil
@@ -21,6 +20,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text import huggingface_tokenizer
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, rendered
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
+from tests.answers import printed
 from tests.importing.text_models import (
     BART,
     ENCODERS,
@@ -151,8 +151,7 @@ def test_a_chat_becomes_text_by_the_models_own_template(tmp_path, capsys):
     printed = []
     for flags in (["--chat", "--prompt", "7 8"], ["--beams", "1", "--prompt", " 4 7 8 5"]):
         capsys.readouterr()
-        assert main(["generate", str(run), "--tokens", "5", *flags]) == 0
-        printed.append(capsys.readouterr().out)
+        printed.append(printed("generate", run, "--tokens", "5", *flags))
     assert printed[1] == f" 4 7 8 5{printed[0]}", "a chat shows the answer alone"
     (folder / "chat_template.jinja").unlink()
     named = [{"name": "tools", "template": "3"}, {"name": "default", "template": ASKED}]
@@ -212,7 +211,7 @@ def test_lists_of_tokens_and_merges(kind, special, tmp_path):
             read_huggingface(folder)
 
 
-def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager, monkeypatch, capsys):
+def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager):
     translator: Any = keras_transformer.import_huggingface(write("bart", tmp_path))
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     assert translator.source_tokenizer.encode(["4 49 3", "", "5 2 5 1"]) == [
@@ -227,9 +226,8 @@ def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager, monkeypatch, 
         assert (table[len(theirs) :] == theirs[-1]).all(), "positions beyond the last have the last vector"
     assert translator.max_source_length == 27
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"4 49 3\n9 8 7\n")))
-    assert main(["translate", str(tmp_path / "run"), "--engine", "onnx"]) == 0
-    assert capsys.readouterr().out.splitlines() == translator.translate(["4 49 3", "9 8 7"])
+    told = printed("translate", tmp_path / "run", "--engine", "onnx", stdin="4 49 3\n9 8 7\n")
+    assert told.splitlines() == translator.translate(["4 49 3", "9 8 7"])
 
 
 @pytest.mark.parametrize(("kind", "start"), [("gpt2", 59), ("llama", 1)])

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.__main__ import main as command
 from keras_transformer.core.errors import JobError
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -24,6 +23,7 @@ from keras_transformer.training import timing
 from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
+from tests.answers import printed
 from tests.interrupted import interrupt
 from tests.processes import run_python
 from tests.tiny_corpus import tiny_flags
@@ -85,7 +85,7 @@ def straight(folder, tiny) -> str:
     return trained(folder, f"{tiny} {OPTIONS} --out straight")
 
 
-def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight, capsys):
+def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
     """In the last step of a round, and in a round. Until then it has the best weights that validation saw."""
     run, flags = folder / "a stop", f"{tiny} {OPTIONS}"
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -101,8 +101,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
         assert ("resuming at step 3\n" in said) == (step == 5)
         for mine, saved in zip(load_model(run).get_weights(), arrays(run, 3).values(), strict=True):
             np.testing.assert_array_equal(mine, saved)
-        assert command(["info", str(run)]) == 0
-        assert "\nmodel.keras: there; the run is unfinished: `" in capsys.readouterr().out
+        assert "\nmodel.keras: there; the run is unfinished: `" in printed("info", run)
         flags = "--resume"
     assert "resuming at step 5\n" in trained(folder, "--resume --out 'a stop'")
     opened = [path.resolve().name for path in Path("/proc/self/fd").iterdir()]
