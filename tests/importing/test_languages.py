@@ -256,6 +256,14 @@ def test_commands_name_the_languages(tmp_path, eager):
         code, out, _ = answered("--source-language", source, "--target-language", target, "--engine", "onnx")
         assert code == 0 and out.splitlines() == others
     assert len(graphs) == 1 and {*(tmp_path / "run").rglob("*.onnx")} == graphs, "one graph serves all languages"
+    loaded = keras_transformer.load(run)
+    assert "in ONNX Runtime" in repr(loaded)
+    for num_beams in (1, None):
+        pair = (each.between("en", "ast") for each in (loaded, translator))
+        one, other = (each.translate(lines, max_length=6, num_beams=num_beams) for each in pair)
+        assert one == other != expected
+    with pytest.raises(RequestError, match="name those that are meant by --source-language and --target-language"):
+        loaded.translate("sea")
     code, _, told = answered("--source-language", "en")
     assert code == 2 and "this model translates between 3 languages, such as de, en, ast: name those" in told
     assert "by --target-language" in told
@@ -340,21 +348,6 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, mo
     assert tuned.language_tags == run.language_tags
     score = read_config("tuned").weights
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
-
-
-def test_a_run_that_is_loaded_with_graphs_serves_all_languages(tmp_path, eager):
-    assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
-    by_keras, by_graphs = (keras_transformer.load(tmp_path / "run", engine=engine) for engine in ("keras", "auto"))
-    assert "in ONNX Runtime" in repr(by_graphs)
-    found = []
-    for target in ("ast", "de"):
-        for options in ({"max_length": 6}, {"max_length": 5, "num_beams": 1}):
-            one, other = (each.between("en", target).translate(LINES, **options) for each in (by_keras, by_graphs))
-            assert one == other
-            found.append(one)
-    assert found[0] != found[2]
-    with pytest.raises(RequestError, match="name those that are meant by --source-language and --target-language"):
-        by_graphs.translate("sea")
 
 
 def test_a_run_with_damaged_tags_is_refused(tmp_path, eager):

@@ -8,12 +8,19 @@ import pytest
 
 from keras_transformer.training import devices
 from tests.answers import answer
+from tests.tiny_corpus import write_corpus
 
 
 @pytest.fixture
 def run(eager):
     """`run(*words, stdin="")` → exit status, standard output, standard error of a command. It builds no graphs."""
     return answer
+
+
+@pytest.fixture
+def text(tmp_path) -> dict[str, Any]:
+    """The settings that name a corpus."""
+    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
 
 
 @pytest.fixture

@@ -344,11 +344,6 @@ def opened(tmp_path, monkeypatch):
     return opened
 
 
-@pytest.fixture
-def text(tmp_path) -> dict[str, Any]:
-    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
-
-
 def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent, opened, text, capsys):
     run = opened({**text, "init_from": str(parent), "steps": 40})
     before, child = read_config(parent).settings, run.settings.as_dict()
