@@ -5,15 +5,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from keras_transformer.core import extras
 from tests.answers import refused
+from tests.processes import ROOT
 from tests.test_house import python_files
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OWN = re.compile(rf"{extras.DISTRIBUTION}\[([\w,-]+)\]")

@@ -24,10 +24,10 @@ from keras_transformer.tasks.translation.commands import translate as engines
 from tests.answers import answer
 from tests.export.sessions import exported
 from tests.graphs import search_eagerly
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = b"to the sea\nseven hundred and two\n\ntwo dogs\n"
 LINES = SOURCE.decode().split("\n")[:-1]
 SEARCH = ["--beams", 2, "--max-length", 5]

@@ -26,8 +26,8 @@ from tests.answers import answer
 from tests.export.sessions import put_behind
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = "--source valid-source --reference valid-target"
 SCORED = "--source valid-source --target valid-target"
 TEXTS = "the old cat\nred\n\nblue the the\n"

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from keras_transformer.__main__ import main
 from keras_transformer.core.extras import install
+from tests.answers import refused
 from tests.importing.theirs import split, write
 from tests.processes import run_python
 
@@ -77,7 +77,7 @@ def test_a_model_is_fetched_and_imported(hub, tmp_path):
 
 
 @pytest.mark.parity
-def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch, capsys):
+def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     for name, status, message in (
@@ -87,13 +87,11 @@ def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypa
         (NAME, 1, f"cannot download {NAME}: "),
     ):
         monkeypatch.setattr(constants, "ENDPOINT", hub[0] if status == 2 else "http://127.0.0.1:9")
-        assert main(["import", "--download", name, str(tmp_path / "run")]) == status
-        assert f"error: {message}" in capsys.readouterr().err
+        assert f"error: {message}" in refused("import", "--download", name, tmp_path / "run", status=status)
         assert not (tmp_path / "run").exists()
 
 
-def test_without_the_package(tmp_path, monkeypatch, capsys):
+def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main(["import", "--download", NAME, str(tmp_path / "run")]) == 2
     told = f"--download needs the package huggingface_hub, which is not installed: {install('import')}"
-    assert told in capsys.readouterr().err
+    assert told in refused("import", "--download", NAME, tmp_path / "run")

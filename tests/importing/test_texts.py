@@ -141,18 +141,17 @@ def test_ids_of_a_list_of_words_and_of_a_tokenizer_in_json(tmp_path):
 ASKED = "{{ bos_token }} 4{% for one in messages %} {{ one.content }}{% endfor %} {{ 5 if add_generation_prompt }}"
 
 
-def test_a_chat_becomes_text_by_the_models_own_template(tmp_path, capsys):
+def test_a_chat_becomes_text_by_the_models_own_template(tmp_path):
     """In a file of its own or in the tokenizer's; a start that the tokenizer puts there stands once."""
     folder, run = write("llama", tmp_path / "folder"), tmp_path / "run"
     (folder / "chat_template.jinja").write_text(ASKED)
     assert main(["import", str(folder), str(run)]) == 0
     tokenizer = load_tokenizer(run / "tokenizer.json")
     assert tokenizer.chat_text([{"role": "user", "content": "7 8"}]) == " 4 7 8 5"
-    printed = []
+    told = []
     for flags in (["--chat", "--prompt", "7 8"], ["--beams", "1", "--prompt", " 4 7 8 5"]):
-        capsys.readouterr()
-        printed.append(printed("generate", run, "--tokens", "5", *flags))
-    assert printed[1] == f" 4 7 8 5{printed[0]}", "a chat shows the answer alone"
+        told.append(printed("generate", run, "--tokens", "5", *flags))
+    assert told[1] == f" 4 7 8 5{told[0]}", "a chat shows the answer alone"
     (folder / "chat_template.jinja").unlink()
     named = [{"name": "tools", "template": "3"}, {"name": "default", "template": ASKED}]
     for template in (ASKED, named):
