@@ -123,8 +123,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         if tokens is POSITIONS:
             rows = keras.tree.flatten(cache["beams"])[0].sizes[0]
             token_ids, index = _positions(token_ids, index, rows)
-            if starts:
-                r.starts = r.broadcast_to(ops.cast(r.input(STARTS), "int64"), [rows])
+            r.starts = r.broadcast_to(ops.cast(r.input(STARTS), "int64"), [rows]) if starts else None
         logits, cache = model.step(token_ids, cache, index)
         logits = ops.reshape(logits, (*given.sizes, model.vocabulary_size))
         outputs = [(ValueInfo("logits", np.float32, [*tokens.shape, model.vocabulary_size]), logits)]
