@@ -168,7 +168,14 @@ def last_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, most:
 
 def row_positions(r: Tracer, index: SymbolicTensor) -> SymbolicTensor:
     """Counts positions from where each row begins."""
-    return index if r.starts is None else r.maximum(r.subtract(index, r.expand_dims(r.starts, 1)), 0)
+    return index if r.starts is None else r.maximum(r.subtract(index, starts_before(r, 1)), 0)
+
+
+def starts_before(r: Tracer, num_axes: int) -> SymbolicTensor:
+    """Returns where rows begin, (B, 1, …), with so many axes behind. One node: a reshape would take two."""
+    assert r.starts is not None
+    axes, sizes = np.arange(1, num_axes + 1), [*r.starts.sizes, *[1] * num_axes]
+    return r.emit("Unsqueeze", r.starts, axes, dtype=r.starts.dtype, sizes=sizes)
 
 
 def extended_ring(
@@ -198,7 +205,7 @@ def cache_mask(
         seen = causal_cache_mask(positions, index, size)
         if r.starts is None:
             return seen
-        return r.logical_and(seen, r.greater_equal(positions, r.expand_dims(r.starts, (1, 2, 3))))
+        return r.logical_and(seen.whole, r.greater_equal(positions, starts_before(r, 3)))
     if r.seen is None:
         return None
     seen = r.expand_dims(r.seen, 1)

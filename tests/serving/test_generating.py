@@ -161,12 +161,12 @@ def test_texts_that_come_and_go_in_a_batch_are_read_as_each_alone(name, tmp_path
     texts = [random.integers(4, 40, length).tolist() for length in (12, 5, 20, 9, 3)]
     expected = [graph({"ids": np.array([text], "int32")})[0] for text in texts]
     read, batches, widths = [3, 1, 6, 4, 1], list[GrowingBatch[int]](), []
-    for step in range(30):
+    for step in range(40):
         come = [place for place in range(len(texts)) if place * 3 == step]
         batches += GrowingBatch.begun(graph, come, [texts[place][: read[place]] for place in come])
         for batch in batches:
-            logits = batch.read()
-            assert logits is not None
+            if (logits := batch.read()) is None:  # a graph that reads one place at a time has more to read
+                continue
             widths.append(len(batch.rows))
             for place, row in zip(batch.rows, logits, strict=True):
                 np.testing.assert_allclose(row, expected[place][read[place] - 1], atol=1e-5)
