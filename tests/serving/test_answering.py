@@ -34,13 +34,8 @@ class Batches:
 
 
 @pytest.fixture(scope="module")
-def batches() -> Batches:
-    return Batches()
-
-
-@pytest.fixture(scope="module")
-def scheduler(batches) -> Iterator[Scheduler]:
-    scheduler = Scheduler(1, observer=batches)
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(1)
     yield scheduler
     scheduler.close()
 
@@ -126,18 +121,19 @@ def test_images_are_files_in_base64(engines, tmp_path):
     assert answers(engine, encoded) == expected
 
 
-def test_clients_share_batches(engines, scheduler, batches):
-    engine = engines["classification"]
-    expected = answers(engine, TEXTS * 6)
-    count = len(batches.sizes)
+def test_clients_share_batches(engines):
+    scheduler = Scheduler(1, observer=(batches := Batches()))
+    engine = AnswerEngine("classification", engines["classification"].pipeline, scheduler)
 
     async def ask() -> list[Any]:
         with scheduler._changed:  # the worker waits until all have asked
             requests = [engine.submit([text]) for text in TEXTS * 6]
         return [answer for request in requests for answer in await request.answers()]
 
-    assert asyncio.run(ask()) == expected
-    assert len(batches.sizes) - count < 6 and sum(batches.sizes[count:]) == 24
+    found = asyncio.run(ask())
+    scheduler.close()
+    assert found == answers(engines["classification"], TEXTS * 6)
+    assert sum(batches.sizes) == 24 and len(batches.sizes) < 6
 
 
 def test_what_is_asked_wrongly_is_refused(engines):
