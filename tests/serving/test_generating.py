@@ -13,7 +13,8 @@ import pytest
 
 from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import JobError, RequestError
-from keras_transformer.decoding.onnx_graphs import SteppedLanguageModel
+from keras_transformer.decoding import onnx_graphs
+from keras_transformer.decoding.onnx_graphs import Abandoned, SteppedLanguageModel
 from keras_transformer.serving import generating
 from keras_transformer.serving.batching import Refusal, Request, Scheduler
 from keras_transformer.serving.generating import Answer, GenerationEngine, beginning_of, stopped_text
@@ -246,11 +247,33 @@ def test_who_leaves_ends_the_text_and_others_go_on(generator, engine_of):
     assert len(steps.rows) == count and engine.waiting_tokens == 0
 
 
+def test_a_step_that_runs_for_nobody_is_ended(generator, engine_of, monkeypatch):
+    engine, running = engine_of(generator), threading.Event()
+
+    def slow(*given: Any) -> None:
+        running.set()
+        stop = onnx_graphs._STOP.get()
+        while stop and not stop.is_set:
+            time.sleep(0.001)
+        raise Abandoned
+
+    async def leave() -> None:
+        request = engine.submit(["ba"], 9, DRAWN)
+        await until(running.is_set)
+        request.cancel()
+        await until(lambda: engine.is_idle, 0.2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generator.model, "next_places", slow, raising=False)
+        run(leave())
+    check(answers(engine.submit(["ba"], 9, DRAWN)), generator.generate(["ba"], 9, DRAWN))
+
+
 @pytest.mark.usefixtures("endless")
 def test_a_text_ends_before_what_it_shall_stop_at_and_no_part_of_that_is_told(generator, engine_of):
     engine = engine_of(generator)
     ((whole,),) = answers(engine.submit(["ba"], 60, DRAWN))
-    stop = whole.text[20:23]
+    stop = whole.text[20:32]  # of several tokens
     place = whole.text.index(stop)
 
     async def listen() -> list[str]:
