@@ -90,7 +90,8 @@ def test_items_are_recommended_as_by_the_pipeline_and_what_does_not_count_is_tol
     pipeline = engine.pipeline
     items, most = pipeline.items.names, pipeline.model.context_length - 1
     histories = [items[:2], [], [items[1], "never seen"], [items[0]] * (most + 3)]
-    for options in ({}, {"count": 2, "only_new": True}):
+    cases: list[dict[str, Any]] = [{}, {"count": 2, "only_new": True}]
+    for options in cases:
         expected = pipeline.recommend(histories, **{"count": 10, **options})
         found = answers(engine, histories, **options)
         rounded = [{name: round(probability, 4) for name, probability in best} for best in expected]
@@ -137,7 +138,7 @@ def test_clients_share_batches(engines):
 
 
 def test_what_is_asked_wrongly_is_refused(engines):
-    for case, given, options, message in [
+    cases: list[tuple[str, list[Any], dict[str, Any], str]] = [
         ("classification", [3], {}, "expected texts as inputs"),
         ("classification", ["a"], {"verb": "fill"}, "does not fill; it does: classify, embed"),
         ("classification", ["a"], {"n_best": 3}, "`classify` has no option n_best; it has: none"),
@@ -145,7 +146,8 @@ def test_what_is_asked_wrongly_is_refused(engines):
         ("next-item", ["a\tb"], {}, "expected histories as inputs"),
         ("next-item", [["a", 3]], {}, "expected histories as inputs"),
         ("next-item", [["a"]], {"only_new": 1}, "only_new must be"),
-    ]:
+    ]
+    for case, given, options, message in cases:
         with pytest.raises(RequestError, match=message):
             engines[case].submit(given, **options)
     with pytest.raises(Refusal, match=r"expected texts of at most \d+ tokens") as error:

@@ -216,7 +216,7 @@ def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_o
         assert told == [answer.text for (answer,) in await request.answers()]
         return told
 
-    async def both() -> list[list[str]]:
+    async def both() -> Sequence[list[str]]:
         return await asyncio.gather(listen(PROMPTS[:2]), listen(PROMPTS[2:]))
 
     run(both())
