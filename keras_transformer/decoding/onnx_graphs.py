@@ -388,7 +388,7 @@ class OnnxComputations:
         num_threads: int | None = None,
         provider: str = "auto",
     ):
-        self.graphs, self.precision = graphs, precision
+        self.graphs = graphs
         self._is_step, self._path = graphs.step is not None, graphs.main
         # A step has small results. What many positions have at once shares memory without a plan as well.
         self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)

@@ -11,9 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, of_type, shown, whole
-from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.computations import LabelProbs
+from keras_transformer.decoding.onnx_graphs import OnnxComputations
+from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
+from keras_transformer.runs.export_folder import Graphs
+from keras_transformer.runs.run_folder import config_of
 from keras_transformer.serving.batching import Item, Part, Refusal, Request, Scheduler
 from keras_transformer.tasks.classification.pipeline import Classifier, Prediction
 from keras_transformer.tasks.next_item.pipeline import Recommender
@@ -197,6 +202,9 @@ def verbs_of(pipeline: Pipeline) -> dict[str, type[Verb]]:
 class AnswerEngine:
     """Answers with a model that does not search.
 
+    Attributes:
+        graphs: of an engine that was opened, where its graphs are.
+
     Args:
         model: the name of the model.
         pipeline: the model, which threads share.
@@ -207,9 +215,29 @@ class AnswerEngine:
         RequestError: it is another model.
     """
 
+    tasks = ("classification", "masked-tokens", Recommender.task, "images")
+    pairs: Sequence[tuple[str, str]] = ()
+    graphs: Graphs
+
     def __init__(self, model: str, pipeline: Pipeline, scheduler: Scheduler, num_listed: int | None = None):
         self.model, self.pipeline, self._scheduler, self._num_listed = model, pipeline, scheduler, num_listed
         self._verbs = verbs_of(pipeline)
+
+    @classmethod
+    def open(cls, model: str, folder: str, scheduler: Scheduler) -> AnswerEngine:
+        """Opens the graph of an export, or that which a run keeps, and checks it.
+
+        Raises:
+            RequestError: the folder holds no such model with a graph, or a file is damaged.
+            JobError: the graph does not answer its probe as the model does.
+        """
+        config = config_of(folder)
+        opened = open_model(folder, config.kind, Engine("onnx", num_threads=1), LabelProbs())
+        assert isinstance(opened.model, OnnxComputations)
+        pipeline = pipeline_of(config.task).of_run(*opened)
+        engine = cls(model, pipeline, scheduler, opened.model.num_listed)
+        engine.graphs = opened.model.graphs
+        return engine
 
     @property
     def verbs(self) -> tuple[str, ...]:

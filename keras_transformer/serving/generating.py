@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import JobError, RequestError, warn
 from keras_transformer.core.schema import having, list_of, shown
-from keras_transformer.decoding.onnx_graphs import Abandoned, SteppedLanguageModel, Stop, stoppable
+from keras_transformer.core.task_registry import TASKS
+from keras_transformer.decoding.onnx_graphs import Abandoned, OnnxComputations, SteppedLanguageModel, Stop, stoppable
+from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.search.loop import NO_HYPOTHESIS, is_permitted
 from keras_transformer.search.sampling import draw
 from keras_transformer.serving.batching import Item, Observer, Part, Refusal, Request, Scheduler
@@ -203,9 +206,16 @@ class GenerationEngine:
         most_rows: the most texts in the batch.
         observer: hears of each step.
 
+    Attributes:
+        graphs: of an engine that was opened, where its graphs are.
+
     Raises:
         RequestError: the generator has no graph.
     """
+
+    tasks = (Generator.task,)
+    pairs: Sequence[tuple[str, str]] = ()
+    graphs: Graphs
 
     def __init__(
         self,
@@ -228,11 +238,26 @@ class GenerationEngine:
         self._growing: list[Row] = []
         self._batches: list[GrowingBatch[Row]] = []
         self._rate = USUAL_RATE
-        self._is_draining = self._is_closed = False
+        self._is_draining = self._is_retired = self._is_closed = False
         self._stop = Stop()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"texts of {model}", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def open(cls, model: str, folder: str, scheduler: Scheduler) -> GenerationEngine:
+        """Opens the graph of an export, or that which a run keeps, and checks it.
+
+        Raises:
+            RequestError: the folder holds no language model with a graph, or a file is damaged.
+            JobError: the graph does not answer its probe as the model does.
+        """
+        opened = open_model(folder, TASKS[Generator.task].kind, Engine("onnx"))
+        assert isinstance(opened.model, OnnxComputations)
+        limits = scheduler.batch_tokens, scheduler.max_waiting_tokens
+        engine = cls(model, Generator.of_run(*opened), scheduler, *limits, observer=scheduler.observer)
+        engine.graphs = opened.model.graphs
+        return engine
 
     # What clients ask for
 
@@ -441,6 +466,8 @@ class GenerationEngine:
                 self._begin(new)
                 if self._growing:
                     return True
+                if self._is_retired:
+                    return False
                 self._changed.notify_all()  # of those who wait until nothing grows
                 self._changed.wait()
             return False
@@ -488,6 +515,12 @@ class GenerationEngine:
         with self._changed:
             self._is_draining = True
             return self._changed.wait_for(lambda: self.is_idle, seconds)
+
+    def retire(self) -> None:
+        """Refuses what is new, and ends the thread when nothing grows any more."""
+        with self._changed:
+            self._is_draining = self._is_retired = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the thread; what waits or grows is refused."""

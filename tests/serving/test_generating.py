@@ -19,6 +19,7 @@ from keras_transformer.serving import generating
 from keras_transformer.serving.batching import Refusal, Request, Scheduler
 from keras_transformer.serving.generating import Answer, GenerationEngine, beginning_of, stopped_text
 from keras_transformer.serving.growing import GrowingBatch
+from keras_transformer.serving.hosting import Host
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Continuation, Generator
 from keras_transformer.text.tokenizer import END
@@ -32,19 +33,24 @@ PROMPTS = ["ba do fi", "gu", "", "ka lo mi nu pa ro", "si tu ba"]
 ASKED = [(0, PROMPTS, GREEDY, 40), (2, PROMPTS[:2], DRAWN, 60), (5, PROMPTS[3:], FEW, 9), (9, ["ro"], DRAWN, 1)]
 
 
-def opened(case: str, folder: Path) -> Generator:
-    return Generator.of_run(*open_model(unpack(case, folder), "language-model", Engine("onnx", num_threads=1)))
+def opened(folder: Path) -> Generator:
+    return Generator.of_run(*open_model(folder, "language-model", Engine("onnx", num_threads=1)))
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory) -> Generator:
+def folder(tmp_path_factory) -> Path:
+    return unpack("language-model", tmp_path_factory.mktemp("continues") / "run")
+
+
+@pytest.fixture(scope="module")
+def generator(folder) -> Generator:
     """It continues texts."""
-    return opened("language-model", tmp_path_factory.mktemp("continues") / "run")
+    return opened(folder)
 
 
 @pytest.fixture(scope="module")
 def answering(tmp_path_factory) -> Generator:
-    return opened("answers", tmp_path_factory.mktemp("answers") / "run")
+    return opened(unpack("answers", tmp_path_factory.mktemp("answers") / "run"))
 
 
 @pytest.fixture
@@ -339,6 +345,34 @@ def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator
     engine.close()
     with pytest.raises(Refusal, match="the server ended"):
         answers(growing)
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder):
+    before = threading.active_count()
+    host = Host({"texts": str(folder)}, num_threads=1)
+    host.load()
+    hosted, count = host.models["texts"], threading.active_count()
+    old = hosted.engine
+    assert isinstance(old, GenerationEngine) and (hosted.task, hosted.pairs) == ("language-model", [])
+
+    async def replace() -> list[Answer]:
+        request = old.submit(["ba"], 200, DRAWN)
+        host.reload()
+        with pytest.raises(Refusal):
+            old.submit(["ba"], 1, DRAWN)
+        return await request.answers()
+
+    ((found,),) = run(replace())
+    assert found.num_tokens == 200 and host.models["texts"].engine is not old
+    old._thread.join(1)
+    assert threading.active_count() == count
+    new = host.models["texts"].engine
+    assert isinstance(new, GenerationEngine)
+    growing = new.submit(["ba"], 200, DRAWN)
+    assert host.drain(10) and run(growing.answers()) == [[found]]
+    host.close()
+    assert threading.active_count() == before
 
 
 def test_options_are_those_of_the_command(generator, answering, engine_of):
