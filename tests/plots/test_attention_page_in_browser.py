@@ -3,8 +3,6 @@
 `make test BROWSER=1` installs Selenium, and expects Chromium and its driver.
 """
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,11 @@ import pytest
 
 from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import attention_page
+from tests.browser import chromium, requests_of
 from tests.plots.some_attention import pieces, some_attention, translation
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1280,900"
-)
 # A fifth is a whole number of 255ths, so the page shows these scores exactly.
 THREE = Tokens.of_whole(["one", "two", "three"])
 SCORES = [
@@ -34,17 +29,7 @@ ODD = ["</script><b>x</b>", "\"quotes'", "a\u2028b", "\u200fmarked\u200f", "$x^2
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory) -> Iterator[Any]:
-    """Chromium with an empty profile, driven by Selenium."""
-    from selenium import webdriver
-
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    assert all(programs), "expected chromium and chromedriver: apt-get install chromium chromium-driver"
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(programs[0])
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(str(programs[1]))) as driver:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
@@ -57,11 +42,6 @@ class Page:
     def show(self, attentions: Mapping[str, Attention], title: str = "Attention") -> None:
         self.path.write_text(attention_page(attentions, title), encoding="utf-8")
         self.driver.get(self.path.as_uri())
-
-    def requests(self) -> set[str]:
-        """The addresses that were asked for since the last call."""
-        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return {one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"}
 
     def run(self, code: str, *arguments: Any) -> Any:
         return self.driver.execute_script(f"return {code}", *arguments)
@@ -108,7 +88,7 @@ def page(driver, tmp_path) -> Iterator[Page]:
         driver.get_log(log)
     yield page
     assert driver.get_log("browser") == []
-    assert page.requests() <= {page.path.as_uri(), "data:,"}
+    assert requests_of(driver) <= {page.path.as_uri(), "data:,"}
 
 
 # For each part: the place in the matrix that is picked before, how often Tab is pressed, and a walk: a key, with ^ for

@@ -1,0 +1,169 @@
+"""A server of fixed answers in the shapes of the real one, for tests of its page: slow, failing or streaming at will."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import keras_transformer.serving
+
+PAGE = Path(keras_transformer.serving.__file__).parent / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+LIMITS = {"max_characters": 5000, "max_texts": 64, "seconds": 60.0}
+HELD = {"holds": True, "artefacts": [{"name": "onnx/translate-int8.onnx", "precision": "int8", "holds": True}]}
+TRANSLATES: dict[str, Any] = {"task": "translation", "precision": "int8", "limits": LIMITS, "words": True}
+EN_DE = {**TRANSLATES, "name": "en-de", "pairs": [["en", "de"]], "identity": "5f3a90c1", "certificate": HELD}
+DE_EN = {**TRANSLATES, "name": "de-en", "pairs": [["de", "en"]], "certificate": {**HELD, "holds": False}}
+EN_AR = {**TRANSLATES, "name": "en-ar", "pairs": [["en", "ar"]], "certificate": None}
+WRITER = {"name": "writer", "task": "language-model", "pairs": [], "limits": LIMITS, "certificate": HELD}
+LABELS = {"name": "topics", "task": "classification", "pairs": [], "limits": LIMITS, "certificate": HELD}
+# How a sentence is turned around, to see that words are linked by their places.
+PAIRS = {"the": "die", "old": "alte", "bridge": "Brücke", "leads": "führt", "across": "über", "river": "Fluss"}
+
+
+def translated(text: str, target: str, n_best: int = 1) -> dict[str, Any]:
+    """A text with each word replaced or in capitals, the first two words of each sentence the other way round."""
+    found, words, place = "", [], 0
+    for sentence in re.split(r"(?<=[.!?])(\s+)|(\n+)", text):
+        spans = [] if sentence is None else [(one[0], place + one.start()) for one in re.finditer(r"\S+", sentence)]
+        if spans:
+            for word, begin in [*spans[1:2], spans[0], *spans[2:]]:
+                new = PAIRS.get(word.lower().strip("."), word.upper()) if target != "ar" else "كلمة"
+                words.append({"source": [begin, begin + len(word)], "target": [len(found), len(found) + len(new)]})
+                found += f"{new} "
+            found = found.rstrip()
+        else:
+            found += sentence or ""
+        place += len(sentence or "")
+    others = [{"text": f"{found} ({number})", "score": -0.5 - number} for number in range(2, n_best + 1)]
+    return {"text": found, "score": -0.25, "log_prob": -1.5, "alternatives": others, "words": words}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """What it serves, how it behaves, and what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models: list[dict[str, Any]] = [EN_DE]
+        self.failures: list[tuple[int, dict[str, str]]] = []  # statuses and headers of the next answers
+        self.key = ""
+        self.seconds = 0.0  # before each part of an answer
+        self.asked: list[dict[str, Any]] = []
+        self.left = 0  # clients that did not wait for the end
+        self.address = f"http://127.0.0.1:{self.server_port}/under/a/prefix/"
+
+    def answer(self, route: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The parts of an answer, and the whole."""
+        if route == "v1/classify":
+            labels = [{"label": "politics", "probability": 0.75}, {"label": "sports", "probability": 0.25}]
+            return [], {"answers": [{"label": "politics", "labels": labels}], "model": "topics"}
+        if route == "v1/generate":
+            parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
+            whole = "".join(part["text"] for part in parts)
+            return parts, {"texts": [{"text": whole, "finish_reason": "length"}], "model": "writer"}
+        sentences = [one for one in re.split(r"(?<=[.!?])\s+|\n+", body["text"]) if one]
+        parts, end = [], 0
+        for number, sentence in enumerate(sentences):
+            end = body["text"].index(sentence, end) + len(sentence)
+            new = translated(sentence, body.get("target", ""))["text"]
+            place = {"sentence": number, "num_sentences": len(sentences), "source": [end - len(sentence), end]}
+            parts.append({"index": 0, "text": new, **place})
+        whole = translated(body["text"], body.get("target", ""), body.get("n_best", 1))
+        if body.get("source") == "auto":
+            whole["detected"] = {"language": "en", "confidence": 0.98}
+        return parts, {"translations": [whole], "model": body.get("model", "en-de")}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests as the fake server is told to."""
+
+    server: FakeServer
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+    def send(self, status: int, content: bytes, kind: str, **headers: str) -> None:
+        """Sends a whole answer."""
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Security-Policy", POLICY)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def send_json(self, content: object, status: int = 200, **headers: str) -> None:
+        """Sends JSON."""
+        self.send(status, json.dumps(content).encode(), "application/json", **headers)
+
+    def refused(self) -> bool:
+        """Whether the request was answered by an error."""
+        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+            self.send_json({"error": {"code": "unauthorized", "message": "a key is needed"}}, 401)
+        elif self.server.failures:
+            status, headers = self.server.failures.pop(0)
+            self.send_json({"error": {"code": "c", "message": f"<b>{status}</b>"}}, status, **headers)
+        else:
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        """The page, and the list of models."""
+        name = self.path.removeprefix("/under/a/prefix/") or "index.html"
+        if name == "v1/models":
+            if not self.refused():
+                self.send_json({"models": self.server.models})
+        elif (path := PAGE / name).is_file():
+            kind = TYPES.get(path.suffix, "image/svg+xml")
+            self.send(200, path.read_bytes(), f"{kind}; charset=utf-8" if path.suffix != ".svg" else kind)
+        else:
+            self.send_json({"error": {"code": "not_found", "message": self.path}}, 404)
+
+    def do_POST(self) -> None:
+        """Answers, at once or as events."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        if self.refused():
+            return
+        parts, whole = self.server.answer(self.path.removeprefix("/under/a/prefix/"), body)
+        try:
+            if body.get("stream"):
+                self.stream(parts, whole)
+            else:
+                time.sleep(self.server.seconds)
+                self.send_json(whole)
+        except (BrokenPipeError, ConnectionResetError):
+            self.server.left += 1
+
+    def stream(self, parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+        """Sends events."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for name, data in [*(("item", part) for part in parts), ("done", whole)]:
+            time.sleep(self.server.seconds)
+            self.wfile.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
+            self.wfile.flush()
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    """A fake server on a free port, in a thread that ends with the block."""
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
