@@ -19,11 +19,11 @@ POLICY = (
     "form-action 'none'; frame-ancestors 'none'"
 )
 LIMITS = {"max_characters": 5000, "max_texts": 64, "seconds": 60.0}
-HELD = {"holds": True, "artefacts": [{"name": "onnx/translate-int8.onnx", "precision": "int8", "holds": True}]}
+HELD = {"holds": True, "artefacts": [{"name": "onnx/translate-int8.onnx", "holds": True}]}
 TRANSLATES: dict[str, Any] = {"task": "translation", "precision": "int8", "limits": LIMITS, "words": True}
-EN_DE = {**TRANSLATES, "name": "en-de", "pairs": [["en", "de"]], "identity": "5f3a90c1", "certificate": HELD}
+EN_DE = {**TRANSLATES, "name": "en-de", "pairs": [["en", "de"]], "sha": "5f3a90c1", "certificate": HELD}
 DE_EN = {**TRANSLATES, "name": "de-en", "pairs": [["de", "en"]], "certificate": {**HELD, "holds": False}}
-EN_AR = {**TRANSLATES, "name": "en-ar", "pairs": [["en", "ar"]], "certificate": None}
+EN_AR = {**TRANSLATES, "name": "en-ar", "pairs": [["en", "ar"]], "certificate": {"holds": False, "artefacts": []}}
 WRITER = {"name": "writer", "task": "language-model", "pairs": [], "limits": LIMITS, "certificate": HELD}
 LABELS = {"name": "topics", "task": "classification", "pairs": [], "limits": LIMITS, "certificate": HELD}
 # How a sentence is turned around, to see that words are linked by their places.
@@ -66,8 +66,8 @@ class FakeServer(ThreadingHTTPServer):
     def answer(self, route: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The parts of an answer, and the whole."""
         if route == "v1/classify":
-            labels = [{"label": "politics", "probability": 0.75}, {"label": "sports", "probability": 0.25}]
-            return [], {"answers": [{"label": "politics", "labels": labels}], "model": "topics"}
+            labels = {"sports": 0.25, "politics": 0.75}
+            return [], {"answers": [{"label": "politics", "probability": 0.75, "labels": labels}], "model": "topics"}
         if route == "v1/generate":
             parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
             whole = "".join(part["text"] for part in parts)
@@ -77,7 +77,8 @@ class FakeServer(ThreadingHTTPServer):
         for number, sentence in enumerate(sentences):
             end = body["text"].index(sentence, end) + len(sentence)
             new = translated(sentence, body.get("target", ""))["text"]
-            place = {"sentence": number, "num_sentences": len(sentences), "source": [end - len(sentence), end]}
+            line = len(re.findall(r"\n+", body["text"][:end]))
+            place = {"sentence": number, "num_sentences": len(sentences), "line": line}
             parts.append({"index": 0, "text": new, **place})
         whole = translated(body["text"], body.get("target", ""), body.get("n_best", 1))
         if body.get("source") == "auto":
@@ -108,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def refused(self) -> bool:
         """Whether the request was answered by an error."""
-        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+        if self.command == "POST" and self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
             self.send_json({"error": {"code": "unauthorized", "message": "a key is needed"}}, 401)
         elif self.server.failures:
             status, headers = self.server.failures.pop(0)

@@ -7,7 +7,9 @@ const strings = await (await fetch("strings.json")).json();
 const PAUSE = 220; /* milliseconds without a key before a text is sent */
 const SHORT = 300; /* up to so many characters a text is set large, and gets alternatives */
 const NUM_BEST = 3;
+const BEAMS = 4; /* of a model that does not tell how many it takes */
 const LONGEST_WAIT = 30; /* seconds before a failed request is sent again */
+const STATUSES = { too_long: 413, overloaded: 429, unavailable: 503, timed_out: 504 }; /* of errors within an answer that streams */
 const MAC = /Mac|iP(hone|ad)/.test(navigator.platform);
 
 /* For each task: the route, whether it answers while one types, and what is sent beside the text. */
@@ -48,6 +50,7 @@ function element(tag, attributes, ...children) {
 }
 
 function fillTexts() {
+  document.title = say("name");
   document.documentElement.lang = strings.language;
   for (const one of document.querySelectorAll("[data-text]")) one.textContent = say(one.dataset.text);
   for (const one of document.querySelectorAll("[data-label]")) one.setAttribute("aria-label", say(one.dataset.label));
@@ -112,7 +115,7 @@ async function exchange(route, body, signal, onItem) {
   if (!response.headers.get("Content-Type").startsWith("text/event-stream")) return response.json();
   try {
     for await (const { name, data } of events(response.body)) {
-      if (name === "error") throw new Failure(data.error.status ?? 500, data.error.message);
+      if (name === "error") throw new Failure(STATUSES[data.error.code] ?? 500, data.error.message);
       if (name === "done") return data;
       onItem(data);
     }
@@ -133,19 +136,19 @@ function candidates() {
 }
 
 function serves(model, source, target) {
-  const pairs = pairsOf(model);
-  return !pairs.length || pairs.some(([from, to]) => (source === "auto" || from === source) && to === target);
+  return pairsOf(model).some(([from, to]) => (source === "auto" || from === source) && to === target);
 }
 
 const pairsOf = model => model.pairs?.length ? model.pairs : model.source_language ? [[model.source_language, model.target_language]] : [];
+const chosenPairs = () => served().filter(model => !modelMenu.value || model.name === modelMenu.value).flatMap(pairsOf);
 const limit = name => Math.min(...served().map(model => model.limits?.[name] ?? Infinity));
 
 function translationBody(text) {
-  const [model] = candidates();
-  const languages = model && !pairsOf(model).length ? {} : { source: sourceMenu.value, target: targetMenu.value };
-  const named = modelMenu.value || !languages.source ? { model: model?.name } : {};
-  const best = text.length <= SHORT && !text.includes("\n") ? { n_best: NUM_BEST } : {};
-  return { text, ...languages, ...named, ...best, words: model?.words !== false, stream: true };
+  const [model] = candidates(), most = Math.min(NUM_BEST, limit("max_beams"));
+  const languages = pairsOf(model).length ? { source: sourceMenu.value, target: targetMenu.value } : {};
+  const named = modelMenu.value ? { model: model.name } : {};
+  const best = text.length <= SHORT && !text.includes("\n") ? { n_best: most, beams: Math.max(model.beams ?? BEAMS, most) } : {};
+  return { text, ...languages, ...named, ...best, words: Boolean(model.words), stream: true };
 }
 
 function generationBody(prompt) {
@@ -157,7 +160,7 @@ function answerBody(text) {
   return { inputs: [history ? text.split("\n").map(item => item.trim()).filter(Boolean) : text], model: modelName() };
 }
 
-const modelName = () => modelMenu.value || served()[0]?.name;
+const modelName = () => modelMenu.value || candidates()[0]?.name;
 
 function halt() {
   clearTimeout(waiting);
@@ -279,8 +282,8 @@ function showItem(item, sentences) {
   if (state.task === "language-model") return output.append(item.text);
   sentences[item.sentence] = item;
   const parts = Array.from({ length: item.num_sentences }, (_, at) => {
-    const part = sentences[at] ?? state.sentences[at], isGap = at && !sentences[at - 1] && !state.sentences[at - 1];
-    return element("span", { class: sentences[at] ? "fresh" : "" }, part ? part.text + between(part, at + 1 < item.num_sentences) : isGap ? "" : "… ");
+    const [before, part] = [at - 1, at].map(place => sentences[place] ?? state.sentences[place]);
+    return element("span", { class: sentences[at] ? "fresh" : "" }, part ? between(before, part) + part.text : before || !at ? " …" : "");
   });
   const done = sentences.filter(Boolean).length;
   if (item.num_sentences > 1) {
@@ -290,11 +293,10 @@ function showItem(item, sentences) {
   }
 }
 
-/* What stands in the source between a sentence and the next: the breaks of lines, or a space. */
-function between({ source }, isInside) {
-  if (!isInside || !source) return isInside ? " " : "";
-  const rest = [...input.value].slice(source[1]).join("").match(/^\s*/)[0];
-  return rest.includes("\n") ? rest.replace(/[^\n]/g, "") : " ";
+/* What stands between a sentence and the one before: the breaks of the lines that are not blank, or a space. */
+function between(before, { line = 0 }) {
+  const breaks = input.value.trim().match(/\s*\n\s*/g) ?? [], some = breaks.slice(before?.line ?? line, line);
+  return some.join("").replace(/[^\n]/g, "") || (before ? " " : "");
 }
 
 function showTranslation({ translations: [answer] }, sentences) {
@@ -328,11 +330,12 @@ function showOthers(choices, chosen = 0) {
   byId("others").lastElementChild.replaceChildren(...others.filter((_, at) => at !== chosen));
 }
 
+/* The language that was detected, and whether a model goes the other way. */
 function showDetected() {
-  const option = sourceMenu.querySelector("[value=auto]");
-  if (!option) return;
-  const { detected } = state;
-  option.textContent = !detected ? say("detect") : detected.language ? say("detected", { language: languageName(detected.language) }) : say("detected_unsure");
+  const { detected } = state, option = sourceMenu.querySelector("[value=auto]"), pairs = chosenPairs();
+  byId("swapping").hidden = !pairs.some(([source, target]) => pairs.some(([from, to]) => from === target && to === source));
+  byId("swapping").disabled = !pairs.some(([from, to]) => from === targetMenu.value && to === knownSource());
+  if (option) option.textContent = !detected ? say("detect") : detected.language ? say("detected", { language: languageName(detected.language) }) : say("detected_unsure");
 }
 
 function startGeneration() {
@@ -347,12 +350,17 @@ function showGeneration({ texts: [answer] }) {
   output.replaceChildren(answer.text);
 }
 
-/* Labels, words or items with their probabilities, as bars. */
+/* Labels, items, or the words of each mask, as pairs with their probabilities. */
+function choicesOf({ label, probability, labels, items, fills }) {
+  const lists = fills ?? [labels ?? items ?? { [label]: probability }];
+  const named = (name, at) => lists.length > 1 ? `${at + 1}: ${name}` : name;
+  return lists.flatMap((list, at) => Object.entries(list ?? {}).sort((one, other) => other[1] - one[1]).map(([name, share]) => [named(name, at), share]));
+}
+
+/* Shows them as bars. */
 function showRows({ answers: [answer] }) {
-  const found = answer.labels ?? answer.items ?? (answer.masks ?? []).flat();
-  rows.replaceChildren(...found.map(({ label, token, item, probability, score }) => {
-    const share = probability ?? score;
-    const row = element("li", {}, element("bdi", {}, label ?? token ?? item), element("span", {}, percent.format(share)));
+  rows.replaceChildren(...choicesOf(answer).map(([name, share]) => {
+    const row = element("li", {}, element("bdi", {}, name), element("span", {}, percent.format(share)));
     row.style.setProperty("--share", share);
     return row;
   }));
@@ -428,7 +436,7 @@ function fillMenu(menu, options, chosen) {
 const unique = values => [...new Set(values)];
 
 function showLanguages() {
-  const pairs = served().filter(model => !modelMenu.value || model.name === modelMenu.value).flatMap(pairsOf);
+  const pairs = chosenPairs();
   const sources = unique(pairs.map(([source]) => source)), detects = sources.length > 1;
   const named = codes => codes.map(code => [code, languageName(code)]).sort(([, one], [, other]) => one.localeCompare(other, strings.language));
   const unknown = [["", say("any_language")]];
@@ -438,8 +446,6 @@ function showLanguages() {
   for (const menu of [sourceMenu, targetMenu]) menu.disabled = menu.length < 2;
   showDetected();
   input.lang = sourceMenu.value === "auto" ? "" : sourceMenu.value;
-  byId("swapping").hidden = !pairs.some(([source, target]) => pairs.some(([from, to]) => from === target && to === source));
-  byId("swapping").disabled = !pairs.some(([from, to]) => from === targetMenu.value && to === knownSource());
   showBadge();
 }
 
@@ -474,7 +480,7 @@ function showTask(task) {
   edited();
 }
 
-const certificateOf = model => !model?.certificate ? "uncertified" : model.certificate.holds ? "certified" : "not_certified";
+const certificateOf = model => !model?.certificate?.artefacts.length ? "uncertified" : model.certificate.holds ? "certified" : "not_certified";
 const shownModel = () => state.task === "translation" ? candidates()[0] : served().find(model => model.name === modelName());
 
 function showBadge() {
@@ -489,12 +495,12 @@ function showCertificate() {
   const model = shownModel(), artefacts = model.certificate?.artefacts ?? [], dialog = byId("certificate");
   const pairs = pairsOf(model).map(pair => pair.map(languageName).join(" → ")).join(", ");
   const limits = Object.entries(model.limits ?? {}).filter(([name]) => `limit_${name}` in strings);
-  const facts = [["languages", pairs], ["precision", model.precision], ["identity", model.identity], ...limits.map(([name, value]) => [`limit_${name}`, number.format(value)])];
+  const facts = [["languages", pairs], ["precision", model.precision], ["sha", model.sha], ...limits.map(([name, value]) => [`limit_${name}`, number.format(value)])];
   byId("certificate-title").textContent = model.name;
   byId("certificate-told").textContent = say(`${certificateOf(model)}_told`);
-  dialog.querySelector("thead tr").replaceChildren(...["artefact", "precision", "holds"].map(name => element("th", { scope: "col" }, say(name))));
-  dialog.querySelector("tbody").replaceChildren(...artefacts.map(({ name, precision, holds }) =>
-    element("tr", {}, element("td", {}, name), element("td", {}, precision ?? ""), element("td", { class: holds ? "" : "error" }, say(holds ? "yes" : "no")))));
+  dialog.querySelector("thead tr").replaceChildren(...["artefact", "holds"].map(name => element("th", { scope: "col" }, say(name))));
+  dialog.querySelector("tbody").replaceChildren(...artefacts.map(({ name, holds }) =>
+    element("tr", {}, element("td", {}, name), element("td", { class: holds ? "" : "error" }, say(holds ? "yes" : "no")))));
   dialog.querySelector(".wide").hidden = !artefacts.length;
   fillList(dialog, facts.filter(([, value]) => value).map(([name, value]) => [say(name), value]));
   dialog.showModal();
