@@ -25,7 +25,14 @@ EN_DE = {**TRANSLATES, "name": "en-de", "pairs": [["en", "de"]], "sha": "5f3a90c
 DE_EN = {**TRANSLATES, "name": "de-en", "pairs": [["de", "en"]], "certificate": {**HELD, "holds": False}}
 EN_AR = {**TRANSLATES, "name": "en-ar", "pairs": [["en", "ar"]], "certificate": {"holds": False, "artefacts": []}}
 WRITER = {"name": "writer", "task": "language-model", "pairs": [], "limits": LIMITS, "certificate": HELD}
-LABELS = {"name": "topics", "task": "classification", "pairs": [], "limits": LIMITS, "certificate": HELD}
+LABELS = {**WRITER, "name": "topics", "task": "classification"}
+WORDS = {**WRITER, "name": "words", "task": "masked-tokens"}
+ITEMS = {**WRITER, "name": "films", "task": "next-item"}
+ANSWERS = {
+    "v1/classify": {"label": "politics", "probability": 0.75},
+    "v1/fill": {"text": "", "fills": [{"the": 0.25, "a": 0.5}, None, {"river": 1.0}]},
+    "v1/recommend": {"items": {"1984": 0.125, "Brazil": 0.5}, "num_unknown": 2, "num_left_out": 0},
+}
 # How a sentence is turned around, to see that words are linked by their places.
 PAIRS = {"the": "die", "old": "alte", "bridge": "Brücke", "leads": "führt", "across": "über", "river": "Fluss"}
 
@@ -65,9 +72,8 @@ class FakeServer(ThreadingHTTPServer):
 
     def answer(self, route: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The parts of an answer, and the whole."""
-        if route == "v1/classify":
-            labels = {"sports": 0.25, "politics": 0.75}
-            return [], {"answers": [{"label": "politics", "probability": 0.75, "labels": labels}], "model": "topics"}
+        if route in ANSWERS:
+            return [], {"answers": [ANSWERS[route]], "model": "some"}
         if route == "v1/generate":
             parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
             whole = "".join(part["text"] for part in parts)

@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 
 from tests.browser import chromium, requests_of
-from tests.serving.fake_server import DE_EN, EN_AR, EN_DE, LABELS, PAGE, WRITER, FakeServer, fake_server, translated
+from tests.serving.fake_server import (
+    DE_EN,
+    EN_AR,
+    EN_DE,
+    ITEMS,
+    LABELS,
+    PAGE,
+    WORDS,
+    WRITER,
+    FakeServer,
+    fake_server,
+    translated,
+)
 
 SENTENCE = "The old bridge leads across the river."
 GERMAN = translated(SENTENCE, "de")["text"]
@@ -101,7 +113,9 @@ def page(driver) -> Iterator[Page]:
         yield Page(driver, server)
         told = [entry["message"] for entry in driver.get_log("browser")]
         assert not [one for one in told if "Failed to load resource" not in one], told
-        assert all(one.startswith((server.address, f"blob:{server.address[:20]}", "data:,")) for one in requests_of(driver))
+        assert all(
+            one.startswith((server.address, f"blob:{server.address[:20]}", "data:,")) for one in requests_of(driver)
+        )
         driver.get("about:blank")
 
 
@@ -111,7 +125,9 @@ def test_it_answers_while_one_types_and_the_last_answer_stays_till_the_next(page
     page.type("the old")
     page.shows("alte die")
     page.server.seconds = 0.5
-    page.run("(window.seen = [], new MutationObserver(() => seen.push(output.textContent)).observe(output, { childList: true }))")
+    page.run(
+        "(window.seen = [], new MutationObserver(() => seen.push(output.textContent)).observe(output, { childList: true }))"
+    )
     page.type(" bridge")
     page.until("document.querySelector('.draft')")
     while len(page.server.asked) < 2:
@@ -132,7 +148,9 @@ def test_long_text_comes_sentence_by_sentence(page):
     page.server.seconds = 0.25
     page.type(" X.")
     page.told("Sentence 2 of 4")
-    assert page.find("#output").text.strip() == f"{translated(LONG, 'de')['text']} …", "the draft stands where the new is due"
+    assert page.find("#output").text.strip() == f"{translated(LONG, 'de')['text']} …", (
+        "the draft stands where the new is due"
+    )
     assert page.texts("#output .fresh") == ["alte ONE Brücke", " RIVERS TWO RUN."]
     page.shows(translated(f"{LONG} X.", "de")["text"])
     assert not page.texts("#others:not([hidden])")
@@ -262,12 +280,17 @@ def test_the_keyboard_reaches_everything(page):
     page.open(EN_DE, DE_EN, WRITER)
     page.type(SENTENCE)
     page.shows(GERMAN)
-    reached, ring = [], "getComputedStyle(document.activeElement).outlineStyle !== 'none' || getComputedStyle(document.activeElement.closest('section'), '::after').content !== 'none'"
+    reached, ring = (
+        [],
+        "getComputedStyle(document.activeElement).outlineStyle !== 'none' || getComputedStyle(document.activeElement.closest('section'), '::after').content !== 'none'",
+    )
     for _ in range(40):
         page.press(Keys.TAB)
         reached.append(page.run("document.activeElement"))
         assert page.run(f"document.activeElement === document.body || {ring}"), "the focus shows"
-    controls = page.run("[...document.querySelectorAll('button, select, textarea, a, [tabindex=\"0\"]')].filter(one => one.checkVisibility() && !one.disabled)")
+    controls = page.run(
+        "[...document.querySelectorAll('button, select, textarea, a, [tabindex=\"0\"]')].filter(one => one.checkVisibility() && !one.disabled)"
+    )
     assert {one.id for one in controls} <= {one.id for one in reached} and len(controls) > 12
     page.press("S", held=(Keys.ALT, Keys.SHIFT))
     page.until("document.querySelector('#input').value === arguments[0]", GERMAN)
@@ -278,19 +301,29 @@ def test_the_keyboard_reaches_everything(page):
 
 
 @browser
-def test_language_models_write_and_stop_and_classifiers_show_bars(page):
-    page.open(WRITER, LABELS)
+def test_language_models_write_and_stop_and_other_models_show_bars(page):
+    page.open(WRITER, LABELS, WORDS, ITEMS)
     page.type("Once")
     page.server.seconds = 0.05
     page.find("#generate").click()
     page.until("document.querySelector('#output').textContent.startsWith('word0 word1 ')")
     page.find("#stop").click()
     page.told("Stopped.")
-    assert page.server.asked == [{"prompt": "Once", "model": "writer", "max_tokens": 128, "temperature": 0.8, "stream": True}]
+    assert page.server.asked == [
+        {"prompt": "Once", "model": "writer", "max_tokens": 128, "temperature": 0.8, "stream": True}
+    ]
     page.server.seconds = 0
     page.find("#tasks [value=classification]").click()
+    page.until("document.querySelector('#rows li')")
+    assert page.texts("#rows li") == ["politics\n75%"]
+    page.find("#tasks [value=masked-tokens]").click()
+    page.until("document.querySelectorAll('#rows li').length === 3")
+    assert page.texts("#rows li") == ["1: a\n50%", "1: the\n25%", "3: river\n100%"]
+    page.find("#tasks [value=next-item]").click()
     page.until("document.querySelectorAll('#rows li').length === 2")
-    assert page.texts("#rows li") == ["politics\n75%", "sports\n25%"]
+    assert page.texts("#rows li") == ["Brazil\n50%", "1984\n12.5%"]
+    page.told("left out: 2.")
+    assert [body["inputs"] for body in page.server.asked[1:]] == [["Once"], ["Once"], [["Once"]]]
 
 
 @browser
@@ -311,7 +344,10 @@ def test_axe_finds_nothing_and_no_width_scrolls_sideways(scheme, width, page):
 
     axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text("utf-8")
     command = page.driver.execute_cdp_cmd
-    command("Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500})
+    command(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
     media = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
     command("Emulation.setEmulatedMedia", {"features": media})
     page.open(EN_DE, DE_EN, WRITER, LABELS)
@@ -350,5 +386,9 @@ def test_every_text_stands_in_one_file_and_is_used():
     named = {*re.findall(r'data-(?:text|label)="([^"]*)"', html), *re.findall(r'\bsay\("(\w+)"', script)}
     assert named <= {*texts}
     families = [name for name in texts if re.match(r"(title|hint|empty|limit)_|(un|not_)?certified", name)]
-    assert not [name for name in texts if name not in named and name not in families and f'"{name}"' not in script and f"strings.{name}" not in script]
+    assert not [
+        name
+        for name in texts
+        if name not in named and name not in families and f'"{name}"' not in script and f"strings.{name}" not in script
+    ]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|https?://", script)

@@ -8,6 +8,7 @@ const PAUSE = 220; /* milliseconds without a key before a text is sent */
 const SHORT = 300; /* up to so many characters a text is set large, and gets alternatives */
 const NUM_BEST = 3;
 const BEAMS = 4; /* of a model that does not tell how many it takes */
+const SURE = 0.8; /* below this a detected language is doubtful */
 const LONGEST_WAIT = 30; /* seconds before a failed request is sent again */
 const STATUSES = { too_long: 413, overloaded: 429, unavailable: 503, timed_out: 504 }; /* of errors within an answer that streams */
 const MAC = /Mac|iP(hone|ad)/.test(navigator.platform);
@@ -206,6 +207,8 @@ async function ask() {
     state.failures = 0;
     TASKS[task].show(answer, sentences);
     settle();
+    const { num_unknown: unknown } = answer.answers?.[0] ?? {};
+    if (unknown) return tell(say("unknown_items", { count: number.format(unknown) }));
     const finish = answer.texts?.[0]?.finish_reason === "length" ? "done_length" : "done";
     tell(say(finish, { seconds: taken, model: answer.model ?? modelName() }), { isQuiet: true });
   } catch (error) {
@@ -335,7 +338,7 @@ function showDetected() {
   const { detected } = state, option = sourceMenu.querySelector("[value=auto]"), pairs = chosenPairs();
   byId("swapping").hidden = !pairs.some(([source, target]) => pairs.some(([from, to]) => from === target && to === source));
   byId("swapping").disabled = !pairs.some(([from, to]) => from === targetMenu.value && to === knownSource());
-  if (option) option.textContent = !detected ? say("detect") : detected.language ? say("detected", { language: languageName(detected.language) }) : say("detected_unsure");
+  if (option) option.textContent = !detected ? say("detect") : say(detected.confidence < SURE ? "detected_unsure" : "detected", { language: languageName(detected.language) });
 }
 
 function startGeneration() {
