@@ -1,4 +1,4 @@
-"""A server of fixed answers in the shapes of the real one, for tests of its page: slow, failing or streaming at will."""
+"""A server of fixed answers in the shapes of the real one, slow or failing at will, for tests of its page."""
 
 import json
 import re
@@ -13,7 +13,11 @@ from typing import Any
 import keras_transformer.serving
 
 PAGE = Path(keras_transformer.serving.__file__).parent / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+PREFIX = "/under/a/prefix/"
+TYPES = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -62,13 +66,13 @@ class FakeServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_port}{PREFIX}"
         self.models: list[dict[str, Any]] = [EN_DE]
-        self.failures: list[tuple[int, dict[str, str]]] = []  # statuses and headers of the next answers
+        self.failures: list[int] = []  # statuses of the next answers
         self.key = ""
         self.seconds = 0.0  # before each part of an answer
         self.asked: list[dict[str, Any]] = []
         self.left = 0  # clients that did not wait for the end
-        self.address = f"http://127.0.0.1:{self.server_port}/under/a/prefix/"
 
     def answer(self, route: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The parts of an answer, and the whole."""
@@ -78,15 +82,14 @@ class FakeServer(ThreadingHTTPServer):
             parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
             whole = "".join(part["text"] for part in parts)
             return parts, {"texts": [{"text": whole, "finish_reason": "length"}], "model": "writer"}
-        sentences = [one for one in re.split(r"(?<=[.!?])\s+|\n+", body["text"]) if one]
-        parts, end = [], 0
-        for number, sentence in enumerate(sentences):
-            end = body["text"].index(sentence, end) + len(sentence)
-            new = translated(sentence, body.get("target", ""))["text"]
-            line = len(re.findall(r"\n+", body["text"][:end]))
-            place = {"sentence": number, "num_sentences": len(sentences), "line": line}
-            parts.append({"index": 0, "text": new, **place})
-        whole = translated(body["text"], body.get("target", ""), body.get("n_best", 1))
+        text, target = body["text"], body.get("target", "")
+        lines = [(number, line) for number, line in enumerate(re.split(r"\n+", text)) if line]
+        sentences = [(number, one) for number, line in lines for one in re.split(r"(?<=[.!?])\s+", line)]
+        parts = [
+            {"index": 0, "sentence": place, "num_sentences": len(sentences), "line": line, **translated(one, target)}
+            for place, (line, one) in enumerate(sentences)
+        ]
+        whole = translated(text, target, body.get("n_best", 1))
         if body.get("source") == "auto":
             whole["detected"] = {"language": "en", "confidence": 0.98}
         return parts, {"translations": [whole], "model": body.get("model", "en-de")}
@@ -100,41 +103,36 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         """Says nothing."""
 
-    def send(self, status: int, content: bytes, kind: str, **headers: str) -> None:
-        """Sends a whole answer."""
+    def begin(self, status: int, kind: str, **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+        for name, value in {"Content-Type": kind, "Content-Security-Policy": POLICY, **headers}.items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
-        self.wfile.write(content)
 
     def send_json(self, content: object, status: int = 200, **headers: str) -> None:
-        """Sends JSON."""
-        self.send(status, json.dumps(content).encode(), "application/json", **headers)
+        self.begin(status, "application/json", **headers)
+        self.wfile.write(json.dumps(content).encode())
 
     def refused(self) -> bool:
         """Whether the request was answered by an error."""
         if self.command == "POST" and self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
             self.send_json({"error": {"code": "unauthorized", "message": "a key is needed"}}, 401)
         elif self.server.failures:
-            status, headers = self.server.failures.pop(0)
+            status = self.server.failures.pop(0)
+            headers = {"Retry_After": "1"} if status == 429 else {}
             self.send_json({"error": {"code": "c", "message": f"<b>{status}</b>"}}, status, **headers)
         else:
             return False
         return True
 
     def do_GET(self) -> None:
-        """The page, and the list of models."""
-        name = self.path.removeprefix("/under/a/prefix/") or "index.html"
-        if name == "v1/models":
-            if not self.refused():
-                self.send_json({"models": self.server.models})
-        elif (path := PAGE / name).is_file():
-            kind = TYPES.get(path.suffix, "image/svg+xml")
-            self.send(200, path.read_bytes(), f"{kind}; charset=utf-8" if path.suffix != ".svg" else kind)
-        else:
-            self.send_json({"error": {"code": "not_found", "message": self.path}}, 404)
+        """Gives the page, and the list of models."""
+        name = self.path.removeprefix(PREFIX) or "index.html"
+        if (path := PAGE / name).is_file():
+            self.begin(200, TYPES[path.suffix])
+            self.wfile.write(path.read_bytes())
+        elif not self.refused():
+            self.send_json({"models": self.server.models})
 
     def do_POST(self) -> None:
         """Answers, at once or as events."""
@@ -142,25 +140,17 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(body)
         if self.refused():
             return
-        parts, whole = self.server.answer(self.path.removeprefix("/under/a/prefix/"), body)
+        parts, whole = self.server.answer(self.path.removeprefix(PREFIX), body)
+        if not body.get("stream"):
+            self.send_json(whole)
+            return
+        self.begin(200, "text/event-stream")
         try:
-            if body.get("stream"):
-                self.stream(parts, whole)
-            else:
+            for name, data in [*(("item", part) for part in parts), ("done", whole)]:
                 time.sleep(self.server.seconds)
-                self.send_json(whole)
+                self.wfile.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
         except (BrokenPipeError, ConnectionResetError):
             self.server.left += 1
-
-    def stream(self, parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
-        """Sends events."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        for name, data in [*(("item", part) for part in parts), ("done", whole)]:
-            time.sleep(self.server.seconds)
-            self.wfile.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
-            self.wfile.flush()
 
 
 @contextmanager
