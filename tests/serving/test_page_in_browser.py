@@ -145,13 +145,15 @@ def test_alternatives_take_the_place_of_the_translation(page):
 
 @browser
 def test_each_word_shows_where_it_looked(page):
-    from selenium.webdriver import Keys
+    from selenium.webdriver import ActionChains, Keys
 
     page.open()
     page.set("🌉🌉 old bridge")
     page.shows("alte 🌉🌉 Brücke")
     page.point("#output", "Brücke")
     assert page.looked == ["bridge", "Brücke"]
+    ActionChains(page.driver).move_to_element(page.find("#output")).perform()
+    assert page.looked == [], "there is no word in the middle of the pane"
     page.point("#mirror", "old")
     assert page.looked == ["old", "alte"]
     page.press(Keys.HOME)
@@ -315,6 +317,8 @@ def test_axe_finds_nothing_and_no_width_scrolls_sideways(scheme, width, page):
         found = page.driver.execute_async_script("axe.run().then(arguments[0])")["violations"]
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
         assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        outside = "!one.closest('.wide') && one.getBoundingClientRect().right > innerWidth && one.outerHTML"
+        assert not any(page.all("body *", outside)), "nothing is clipped"
 
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
