@@ -121,7 +121,7 @@ def all_doors(service: Service) -> list[Door]:
 
     doors += [
         Door("GET", "/health/live", "Tells that the server runs.", tell_live, status, **free),
-        Door("GET", "/health/ready", "Tells whether the models answered their probes here.", tell_ready, status, **free),
+        Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status, **free),
         Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}, **free),
         Door(
             "GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, text, needs_models=False,

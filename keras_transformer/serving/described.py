@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from keras_transformer.core.schema import (
-    PLAIN,
-    Schema,
-    line,
-    list_of,
-    number,
-    object_of,
-    one_of,
-    or_null,
-    printable,
-    whole,
+    PLAIN, Schema, line, list_of, number, object_of, one_of, or_null, whole,
 )
 from keras_transformer.core.version import __version__
 from keras_transformer.serving.batching import Refusal
@@ -205,6 +196,7 @@ class Door:
         streams: whether it may answer with server-sent events.
         needs_key: whether it needs a key, where the server has keys.
         needs_models: whether it is refused while models are loaded, and while the server ends.
+        media_type: of its answer.
     """
 
     method: str
@@ -219,7 +211,6 @@ class Door:
     needs_key: bool = True
     needs_models: bool = True
     media_type: str = "application/json"
-    statuses: Mapping[int, str] = field(default_factory=dict)
 
 
 WHY = {
@@ -274,11 +265,5 @@ def _operation(door: Door) -> Iterator[tuple[str, JSON]]:
         content["text/event-stream"] = {"schema": STRING}
     answers: dict[str, JSON] = {"200": {"description": "The answer.", "content": content}}
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/error_{door.errors}"}}}
-    for status in door.statuses or WHY:
-        answers[str(status)] = {"description": WHY[status], "content": error}
+    answers |= {str(status): {"description": why, "content": error} for status, why in WHY.items()}
     yield "responses", answers
-
-
-def told_place(place: str) -> str:
-    """Returns the name of a place in a request, for a message."""
-    return printable(place)[:SHORT]

@@ -79,7 +79,8 @@ class Keys:
                 continue
             if not (found := LINE.fullmatch(line)):  # the line itself may be a key, so no message holds it
                 raise RequestError(
-                    f"{path}, line {number}: expected NAME SHA256 [REQUESTS-PER-MINUTE]; `serve --new-key NAME` writes one"
+                    f"{path}, line {number}: expected NAME SHA256 [REQUESTS-PER-MINUTE]; received another line: "
+                    "`serve --new-key NAME` makes one"
                 )
             clients.append(Client(found[1], found[2], int(found[3]) if found[3] else None))
         if not clients:

@@ -64,8 +64,9 @@ def openai_doors(limits: Limits) -> list[Door]:
 
 
 def common_fields(limits: Limits) -> dict[str, Field]:
-    """Describes what completions and chats take alike. What is not understood has the one value that changes nothing."""
-    zero, nothing = a.a_number("Not understood: only 0.", 0, 0, 0), a.a_flag("Not understood: only false.")
+    """Describes what completions and chats take alike. What is not understood may have the value that does nothing."""
+    zero = a.a_number("Not understood: only 0.", 0, 0, 0)
+    false = Field(_only(False), {"const": False, "description": "Not understood: only false."}, False, False)
     options = Field(
         object_of({}, {"include_usage": bool}),
         {"type": "object", "properties": {"include_usage": a.BOOLEAN}, "additionalProperties": False},
@@ -80,7 +81,8 @@ def common_fields(limits: Limits) -> dict[str, Field]:
         "stream_options": options,
         "frequency_penalty": zero,
         "presence_penalty": zero,
-        "logprobs": Field(_only(False), {"const": False, "description": "Not understood: only false."}, False, False),
+        "logprobs": false,
+        "echo": false,
         "user": a.a_text("Not read.", a.SHORT),
     }  # fmt: skip
 
@@ -94,7 +96,6 @@ def completion_body(limits: Limits) -> Body:
     fields = {
         "prompt": a.some_texts("What to continue.", limits.max_characters, limits.max_texts),
         "max_tokens": a.a_whole("The most tokens that are added.", 1, limits.max_new_tokens, 16),
-        "echo": Field(_only(False), {"const": False, "description": "Not understood: only false."}, False, False),
         **common_fields(limits),
     }
     return Body("completion", fields)
