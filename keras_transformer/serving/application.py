@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -113,23 +114,22 @@ def all_doors(service: Service) -> list[Door]:
     limits = service.limits
     doors = [*own_doors(limits), *libre_doors(limits), *openai_doors(limits)]
     status = a.shape(status=a.STRING)
-    text = {"type": "string"}
-    free = {"needs_key": False, "needs_models": False}
 
     async def tell_document(http: Request, given: dict[str, JSON]) -> Response:
         return JSONResponse(openapi(doors, service.prefix, limits.seconds, limits.max_body_bytes))
 
     doors += [
-        Door("GET", "/health/live", "Tells that the server runs.", tell_live, status, **free),
-        Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status, **free),
-        Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}, **free),
-        Door(
-            "GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, text, needs_models=False,
-            media_type="text/plain",
-        ),
+        Door("GET", "/health/live", "Tells that the server runs.", tell_live, status),
+        Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
+        Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}),
+    ]
+    doors = [replace(door, needs_key=False, needs_models=False) if door.method == "GET" else door for door in doors]
+    metrics = Door("GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING)
+    return [
+        *doors,
+        replace(metrics, needs_models=False, media_type="text/plain"),
         Door("POST", "/v1/reload", "Loads the models again. Needs a server with keys.", reload, RELOADED),
-    ]  # fmt: skip
-    return doors
+    ]
 
 
 async def tell_live(http: Request, given: dict[str, JSON]) -> Response:

@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from keras_transformer.core.schema import (
-    PLAIN, Schema, line, list_of, number, object_of, one_of, or_null, whole,
-)
+from keras_transformer.core.schema import PLAIN, Schema, line, list_of, number, object_of, one_of, or_null, whole
 from keras_transformer.core.version import __version__
 from keras_transformer.serving.batching import Refusal
 
@@ -63,8 +61,8 @@ def a_text(told: str, most: int, required: bool = False) -> Field:
     return Field(PLAIN[str], {**STRING, "maxLength": most, "description": told}, required, None, most)
 
 
-def some_texts(told: str, most: int, most_items: int) -> Field:
-    """Describes a text, or a list of texts, which must be given."""
+def some_texts(told: str, most: int, most_items: int, required: bool = True) -> Field:
+    """Describes a text, or a list of texts."""
     texts = list_of(str, 1)
     either = Schema(
         "a text, or a list of texts",
@@ -73,7 +71,7 @@ def some_texts(told: str, most: int, most_items: int) -> Field:
     )
     one = {**STRING, "maxLength": most}
     several = {"type": "array", "items": one, "minItems": 1, "maxItems": most_items}
-    return Field(either, {"anyOf": [one, several], "description": told}, True, None, most, most_items)
+    return Field(either, {"anyOf": [one, several], "description": told}, required, None, most, most_items)
 
 
 def a_list(told: str, each: Schema, each_told: dict[str, JSON], most_items: int, required: bool = True) -> Field:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import Schema
+from keras_transformer.core.schema import Schema, whole
 from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, LIBRE, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
@@ -59,15 +59,15 @@ def libre_doors(limits: Limits) -> list[Door]:
         ),
         Door(
             "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, languages,
-            errors=LIBRE, needs_key=False,
+            errors=LIBRE,
         ),
         Door(
             "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, SETTINGS,
-            errors=LIBRE, needs_key=False,
+            errors=LIBRE,
         ),
         Door(
             "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health,
-            a.shape(status=a.STRING), errors=LIBRE, needs_key=False,
+            a.shape(status=a.STRING), errors=LIBRE,
         ),
     ]  # fmt: skip
 
@@ -79,17 +79,16 @@ def _texts(told: str, limits: Limits) -> Field:
 def translate_body(limits: Limits, key: Field) -> Body:
     """Describes what `/translate` takes. Forms have numbers as text."""
     most = limits.max_beams - 1
-    number = Schema(
-        f"a whole number from 0 to {most}",
-        lambda value: str(value).isascii() and str(value).isdigit() and len(str(value)) < 4 and int(value) <= most,
-    )
-    told = {"type": ["integer", "string"], "description": "Further translations of each text."}
+    texts = [*map(str, range(most + 1))]
+    number = Schema(f"a whole number from 0 to {most}", lambda value: whole(0, most).holds(value) or value in texts)
+    told = {"anyOf": [{**a.INTEGER, "minimum": 0, "maximum": most}, {"enum": texts}], "default": 0}
+    others = Field(number, {**told, "description": "Further translations of each text."}, default=0)
     fields = {
         "q": _texts("What to translate.", limits),
         "source": a.a_name('The language of the texts; "auto" is what each seems to be in.', required=True),
         "target": a.a_name("The language of the translations.", required=True),
         "format": a.a_choice("Only text: markup is not understood yet.", ["text", "html", ""], "text"),
-        "alternatives": Field(number, {**told, "minimum": 0, "maximum": most, "default": 0}, default=0),
+        "alternatives": others,
         "api_key": key,
     }
     return Body("libre_translate", fields, takes_others=True)

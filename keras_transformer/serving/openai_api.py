@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import Schema, line, list_of, object_of, one_of
+from keras_transformer.core.schema import Schema, list_of, object_of, one_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
@@ -37,12 +37,11 @@ CONTENT = Schema(
     lambda value, place: () if isinstance(value, str) else list_of(PART, 1).parts(value, place),
 )
 MESSAGE = object_of({"role": one_of(ROLES), "content": CONTENT}, {"name": str})
-MESSAGE_TOLD = a.shape(role={"enum": [*ROLES]}, content={"type": ["string", "array"]})
-STOPS = Schema(
-    f"a text, or a list of at most {MOST_STOPS} texts",
-    lambda value: isinstance(value, str) or list_of(line(a.SHORT, 1), 1, MOST_STOPS).holds(value),
-    lambda value, place: () if isinstance(value, str) else list_of(line(a.SHORT, 1)).parts(value, place),
-)
+PART_TOLD = {**a.shape(type={"const": "text"}, text=a.STRING), "additionalProperties": False}
+CONTENT_TOLD = {"anyOf": [a.STRING, {**a.several(PART_TOLD), "minItems": 1}]}
+MESSAGE_TOLD = {
+    **a.shape("name", role={"enum": [*ROLES]}, content=CONTENT_TOLD, name=a.STRING), "additionalProperties": False
+}  # fmt: skip
 
 
 def openai_doors(limits: Limits) -> list[Door]:
@@ -71,12 +70,11 @@ def common_fields(limits: Limits) -> dict[str, Field]:
         object_of({}, {"include_usage": bool}),
         {"type": "object", "properties": {"include_usage": a.BOOLEAN}, "additionalProperties": False},
     )
-    stops = {"anyOf": [a.STRING, a.several(a.STRING)], "description": "Texts before which the answer ends."}
     return {
         "model": a.a_name("The name of a model.", required=True),
         "n": a.a_whole("Answers to each prompt.", 1, limits.max_beams, 1),
         **DRAWING,
-        "stop": Field(STOPS, stops),
+        "stop": a.some_texts("Texts before which the answer ends.", a.SHORT, MOST_STOPS, required=False),
         "stream": a.a_flag("Whether to tell the text as it grows, as server-sent events."),
         "stream_options": options,
         "frequency_penalty": zero,

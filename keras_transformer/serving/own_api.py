@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import PLAIN, line
+from keras_transformer.core.schema import PLAIN
 from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.hosting import Hosted, Limits
@@ -102,7 +102,7 @@ def own_doors(limits: Limits) -> list[Door]:
     models = a.shape(object=a.STRING, data={"type": "array"}, models=a.several(MODEL))
     text = Body("detect", {"text": a.a_text("A text.", limits.max_characters, required=True)})
     return [
-        Door("GET", "/v1/models", "Tells the models.", tell_models, models, needs_key=False, needs_models=False),
+        Door("GET", "/v1/models", "Tells the models.", tell_models, models),
         Door(
             "POST", "/v1/translate", "Translates texts, each of any number of sentences.", translate,
             a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits), streams=True,
@@ -143,7 +143,7 @@ def generate_body(limits: Limits) -> Body:
         "max_tokens": a.a_whole("The most tokens that are added.", 1, limits.max_new_tokens, 128),
         "beams": a.a_whole("Hypotheses that the search follows; 1 is greedy.", 1, limits.max_beams),
         **DRAWING,
-        "stop": a.a_list("Texts before which the answer ends.", line(a.SHORT, 1), a.STRING, MOST_STOPS, required=False),
+        "stop": a.some_texts("Texts before which the answer ends.", a.SHORT, MOST_STOPS, required=False),
         "stream": a.a_flag("Whether to tell the text as it grows, as server-sent events."),
     }
     return Body("generate", fields)
@@ -282,7 +282,7 @@ async def generate(http: Request, given: dict[str, JSON]) -> Response:
     service, prompts = service_of(http), as_list(given["prompt"])
     model = service.named(given["model"], "language-model")
     engine = generating(model)
-    work = engine.submit(prompts, given["max_tokens"], generation_options(engine, given), given["stop"] or ())
+    work = engine.submit(prompts, given["max_tokens"], generation_options(engine, given), as_list(given["stop"] or []))
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:
         return streamed(http, _generation_events(work, model), work)

@@ -25,6 +25,7 @@ from keras_transformer.core.errors import JobError, RequestError, Stopped, exit_
 from keras_transformer.core.machine import num_cores
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from uvicorn import Server
 
     from keras_transformer.serving.service import Service
@@ -148,7 +149,7 @@ def _log_to_standard_error() -> None:
     log.setLevel(logging.INFO)
 
 
-def server_of(app: object) -> Server:
+def server_of(app: Starlette) -> Server:
     """Returns a server for an application. What its clients send is bounded in size and time."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol

@@ -28,19 +28,18 @@ MOST_FIELDS = 2_000  # of a form
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
 Result = TypeVar("Result")
 Answer = TypeVar("Answer")
-Told = TypeVar("Told", covariant=True)
 
 
-class Work(Protocol[Told]):
+class Work(Protocol[Answer]):
     """What a client waits for; see `batching.Request`."""
 
     def cancel(self) -> None:
         """Ends it, because nobody waits any more."""
 
-    async def answers(self) -> list[Told]:
+    async def answers(self) -> list[Answer]:
         """Returns all answers."""
 
-    def parts(self) -> AsyncIterator[Part[Told]]:
+    def parts(self) -> AsyncIterator[Part[Answer]]:
         """Yields each part of an answer when it is done."""
 
 
