@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +35,7 @@ from keras_transformer.search.loop import Cache
 from keras_transformer.spec.options import Config
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, NodeArg
+    from onnxruntime import InferenceSession, NodeArg, RunOptions
 
     from keras_transformer.decoding.keras_decoder import CompiledComputations, Computation
     from keras_transformer.models.base import FamilyModel
@@ -102,6 +105,61 @@ def runtime_of(session: InferenceSession) -> Runtime:
     return Runtime(provider, onnxruntime.__version__, device_name(provider))
 
 
+class Abandoned(Exception):
+    """Says that a run of graphs was ended, because nobody waits for its results any more."""
+
+
+class Stop:
+    """Ends the runs of graphs in one thread from another thread.
+
+    A run that computes ends in the middle, also within a loop of its graph; the next one does not begin.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._running: RunOptions | None = None
+        self._lock = threading.Lock()
+
+    def set(self) -> None:
+        """Ends what runs, and what would run."""
+        with self._lock:
+            self.is_set = True
+            if self._running is not None:
+                self._running.terminate = True
+
+    @contextmanager
+    def watching(self, options: RunOptions) -> Iterator[None]:
+        """Watches one run. Raises Abandoned if it was ended, or should not begin."""
+        self._watch(options)
+        try:
+            yield
+        except Exception as error:
+            if self.is_set:
+                raise Abandoned from error
+            raise
+        finally:
+            self._running = None
+
+    def _watch(self, options: RunOptions) -> None:
+        with self._lock:
+            if self.is_set:
+                raise Abandoned
+            self._running = options
+
+
+_STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stoppable(stop: Stop) -> Iterator[None]:
+    """Lets another thread end the runs of graphs in this block, which then raises Abandoned."""
+    token = _STOP.set(stop)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
+
+
 def run(
     session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray], needed_alone: bool = False
 ) -> list[np.ndarray]:
@@ -113,20 +171,22 @@ def run(
 
     Raises:
         JobError: ONNX Runtime could not compute them.
+        Abandoned: see `stoppable`.
     """
-    options = None
-    if needed_alone:
-        import onnxruntime
+    import onnxruntime
 
-        options = onnxruntime.RunOptions()
-        options.only_execute_path_to_fetches = True
+    options, stop = onnxruntime.RunOptions(), _STOP.get()
+    options.only_execute_path_to_fetches = needed_alone
     try:
-        return session.run(names, feeds, options)
+        with stop.watching(options) if stop else nullcontext():
+            return session.run(names, feeds, options)
+    except Abandoned:
+        raise
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
-        raise stopped(error) from error
+        raise failure(error) from error
 
 
-def stopped(error: Exception) -> JobError:
+def failure(error: Exception) -> JobError:
     """Makes a JobError of a failure of ONNX Runtime."""
     reason = " ".join(str(error).split())[:300]
     return JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}")
