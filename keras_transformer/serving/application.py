@@ -68,8 +68,7 @@ def application(service: Service, hosts: Collection[str] = LOCAL_HOSTS, loads: b
         hosts: the names under which it may be reached; "*" is any.
         loads: whether it loads the models when it starts, and ends their threads when it ends.
     """
-    doors = all_doors(service)
-    routes = [Route(door.path, _endpoint(door), methods=[door.method]) for door in doors]
+    routes = [Route(door.path, _endpoint(door), methods=[door.method]) for door in all_doors(service.limits)]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -109,27 +108,29 @@ def made_service(
     return Service(telemetry.host, telemetry, known, prefix)
 
 
-def all_doors(service: Service) -> list[Door]:
+def all_doors(limits: Limits) -> list[Door]:
     """Returns all routes but those of the page."""
-    limits = service.limits
-    doors = [*own_doors(limits), *libre_doors(limits), *openai_doors(limits)]
     status = a.shape(status=a.STRING)
-
-    async def tell_document(http: Request, given: dict[str, JSON]) -> Response:
-        return JSONResponse(openapi(doors, service.prefix, limits.seconds, limits.max_body_bytes))
-
-    doors += [
+    doors = [
+        *own_doors(limits),
+        *libre_doors(limits),
+        *openai_doors(limits),
         Door("GET", "/health/live", "Tells that the server runs.", tell_live, status),
         Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
         Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}),
     ]
-    doors = [replace(door, needs_key=False, needs_models=False) if door.method == "GET" else door for door in doors]
     metrics = Door("GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING)
-    return [
-        *doors,
+    return [  # whoever has no key may see what there is
+        *(replace(door, needs_key=False, needs_models=False) if door.method == "GET" else door for door in doors),
         replace(metrics, needs_models=False, media_type="text/plain"),
         Door("POST", "/v1/reload", "Loads the models again. Needs a server with keys.", reload, RELOADED),
     ]
+
+
+async def tell_document(http: Request, given: dict[str, JSON]) -> Response:
+    """Answers `/openapi.json`."""
+    service, limits = service_of(http), service_of(http).limits
+    return JSONResponse(openapi(all_doors(limits), service.prefix, limits.seconds, limits.max_body_bytes))
 
 
 async def tell_live(http: Request, given: dict[str, JSON]) -> Response:

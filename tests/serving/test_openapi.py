@@ -41,7 +41,7 @@ def schemas_in(value):
 
 
 def test_the_document_describes_each_route(document, client):
-    doors = all_doors(client.app.state.service)
+    doors = all_doors(client.app.state.service.limits)
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert {(door.method, door.path) for door in doors} == described
     assert len(described) == len(doors)
@@ -98,7 +98,7 @@ VALUES = [None, True, False, 0, 1, -1, 17, 0.5, "", "a", "a" * 101, "a" * 201, [
 
 
 def test_what_the_schemas_allow_is_what_the_checks_allow(document, client):
-    for door in all_doors(client.app.state.service):
+    for door in all_doors(client.app.state.service.limits):
         for name in door.body.fields if door.body else ():
             its = door.body.fields[name]
             for value in VALUES:
