@@ -172,7 +172,7 @@ async def chat(http: Request, given: dict[str, JSON]) -> Response:
     messages = [{"role": one["role"], "content": _text_of(one["content"])} for one in given["messages"]]
     if sum(len(one["content"]) for one in messages) > service.limits.max_characters:
         raise RequestError(f"expected a chat of at most {service.limits.max_characters:,} characters: shorten it")
-    prompt = generating(service.named(given["model"], "language-model")).prompt_of(messages)
+    prompt = generating(service.named(given["model"], "generate")).prompt_of(messages)
     most = given["max_completion_tokens"] or given["max_tokens"] or service.limits.max_new_tokens
     return await _generated(http, given, [prompt], most, CHATS)
 
@@ -183,7 +183,7 @@ def _text_of(content: JSON) -> str:
 
 async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
     service = service_of(http)
-    model = service.named(given["model"], "language-model")
+    model = service.named(given["model"], "generate")
     engine, stops = generating(model), as_list(given["stop"] or [])
     work = engine.submit(prompts, most, generation_options(engine, given), stops)
     http.state.counts = {"texts": len(prompts)}

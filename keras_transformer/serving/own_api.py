@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -46,29 +46,15 @@ DRAWING = {
 }
 
 
-class Verb(NamedTuple):
-    """What a route of models that neither translate nor write does.
-
-    Args:
-        told: the same for people.
-        tasks: of its models.
-        options: what it takes beside its inputs.
-    """
-
-    told: str
-    tasks: tuple[str, ...]
-    options: Mapping[str, Field] = {}
-
-
-ANSWERING = {
-    "classify": Verb("Tells the labels of texts, or of images in Base64.", ("classification", "images")),
-    "fill": Verb(
-        "Fills the places <mask> of texts.", ("masked-tokens",),
-        {"n_best": a.a_whole("The most tokens for each place.", 1, 1_000)},
+# The routes of models that neither translate nor write: what they do, and what they take beside their inputs.
+ANSWERING: dict[str, tuple[str, dict[str, Field]]] = {
+    "classify": ("Tells the labels of texts, or of images in Base64.", {}),
+    "fill": (
+        "Fills the places <mask> of texts.", {"n_best": a.a_whole("The most tokens for each place.", 1, 1_000)}
     ),
-    "embed": Verb("Tells vectors of texts, or of histories.", ("masked-tokens", "classification", "next-item")),
-    "recommend": Verb(
-        "Tells which items come next in histories.", ("next-item",),
+    "embed": ("Tells vectors of texts, or of histories.", {}),
+    "recommend": (
+        "Tells which items come next in histories.",
         {
             "count": a.a_whole("The most items for each.", 1, 1_000),
             "only_new": a.a_flag("Whether the items of the history itself are left out."),
@@ -112,8 +98,8 @@ def own_doors(limits: Limits) -> list[Door]:
             a.shape(texts=a.several(GENERATED), model=a.STRING), generate_body(limits), streams=True,
         ),
         *(
-            Door("POST", f"/v1/{name}", verb.told, _answerer(name), answers, answer_body(name, verb, limits))
-            for name, verb in ANSWERING.items()
+            Door("POST", f"/v1/{verb}", told, _answerer(verb), answers, answer_body(verb, limits))
+            for verb, (told, _) in ANSWERING.items()
         ),
         Door("POST", "/v1/detect", "Tells the language of a text; null if it is unsure.", detect, seems, text),
     ]  # fmt: skip
@@ -149,11 +135,11 @@ def generate_body(limits: Limits) -> Body:
     return Body("generate", fields)
 
 
-def answer_body(name: str, verb: Verb, limits: Limits) -> Body:
+def answer_body(verb: str, limits: Limits) -> Body:
     """Describes what the routes of the other tasks take."""
     each = "A text, an image in Base64, or a history: a list of items."
     inputs = a.a_list(each, PLAIN[object], {}, limits.max_texts)
-    return Body(name, {"inputs": inputs, "model": MODEL_NAME, **verb.options})
+    return Body(verb, {"inputs": inputs, "model": MODEL_NAME, **ANSWERING[verb][1]})
 
 
 async def tell_models(http: Request, given: dict[str, JSON]) -> Response:
@@ -280,7 +266,7 @@ def generation_options(engine: Generates, given: dict[str, JSON]) -> SearchOptio
 async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
     service, prompts = service_of(http), as_list(given["prompt"])
-    model = service.named(given["model"], "language-model")
+    model = service.named(given["model"], "generate")
     engine = generating(model)
     work = engine.submit(prompts, given["max_tokens"], generation_options(engine, given), as_list(given["stop"] or []))
     http.state.counts = {"texts": len(prompts)}
@@ -311,8 +297,8 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
 
     async def answer(http: Request, given: dict[str, JSON]) -> Response:
         service = service_of(http)
-        model = service.named(given["model"], *ANSWERING[verb].tasks)
-        options = {name: given[name] for name in ANSWERING[verb].options if given[name] is not None}
+        model = service.named(given["model"], verb)
+        options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
         work = answering(model).submit(given["inputs"], verb, **options)
         http.state.counts = {"inputs": len(given["inputs"])}
         return JSONResponse({"answers": await answers_of(http, work, service.limits.seconds), "model": model.name})

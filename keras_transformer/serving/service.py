@@ -56,20 +56,18 @@ class Service:
         """What a request may hold."""
         return self.host.limits
 
-    def named(self, name: str | None, *tasks: str) -> Hosted:
-        """Returns the model of a name; where none is given, the first one of the tasks.
+    def named(self, name: str | None, verb: str) -> Hosted:
+        """Returns the model of a name; where none is given, the first that does what is asked for.
 
         Raises:
             HTTPException: there is none (404).
         """
-        fitting = {its.name: its for its in self.host.models.values() if its.task in tasks}
+        fitting = {its.name: its for its in self.host.models.values() if verb in its.engine.verbs}
         if found := next(iter(fitting.values()), None) if name is None else fitting.get(name):
             return found
-        if name is None:
-            raise HTTPException(404, f"no model of the task {' or '.join(tasks)} is served here")
-        known = ", ".join([*fitting][:MOST_TOLD]) or "none"
+        known = ", ".join([*fitting][:MOST_TOLD]) or "there are none"
         raise HTTPException(
-            404, f"expected the name of a model of the task {' or '.join(tasks)} ({known}); received another"
+            404, f"expected the name of a model here that can {verb} ({known}); received another or none"
         )
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -225,7 +223,7 @@ async def choices(
         RequestError: no model translates between such languages.
     """
     source = None if source == AUTO else source
-    models = [service.named(name, "translation")] if name else _translators(service)
+    models = [service.named(name, "translate")] if name else _translators(service)
     if len(models) == 1 and not models[0].pairs:
         return [_without_languages(models[0], source, target)] * len(texts)
     fitting = [
@@ -250,10 +248,9 @@ async def choices(
 
 
 def _translators(service: Service) -> list[Hosted]:
-    found = [model for model in service.host.models.values() if model.task == "translation"]
-    if not found:
-        raise HTTPException(404, "no translator is served here")
-    return found if len(found) == 1 else [model for model in found if model.pairs]
+    first = service.named(None, "translate")
+    found = [model for model in service.host.models.values() if "translate" in model.engine.verbs]
+    return [first] if len(found) == 1 else [model for model in found if model.pairs]
 
 
 def _without_languages(model: Hosted, source: str | None, target: str | None) -> Choice:

@@ -59,6 +59,8 @@ class Engine:
 
 
 class Translates(Engine):
+    verbs = ("translate",)
+
     def options(self, **given):
         return SearchOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -73,6 +75,8 @@ class Translates(Engine):
 
 
 class Writes(Engine):
+    verbs = ("generate",)
+
     def options(self, **given):
         known = {name: value for name, value in given.items() if value is not None}
         return SearchOptions(**{"num_beams": 1, **known}, sampling="temperature" in known)
@@ -101,6 +105,8 @@ class Writes(Engine):
 
 
 class Tells(Engine):
+    verbs = ("classify", "embed")
+
     def submit(self, inputs, verb=None, **options):
         self.asked.append((list(inputs), verb, options))
         answers = [{"label": str(given)} for given in inputs]

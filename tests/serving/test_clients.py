@@ -1,4 +1,4 @@
-"""Clients of other servers get what they read: requests as their own code sends them, answers in the types they take."""
+"""Clients of other servers are understood: requests as their own code sends them, answers in the types they take."""
 
 import json
 from urllib.parse import urlencode

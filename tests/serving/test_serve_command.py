@@ -1,4 +1,4 @@
-"""The command `serve` with a real model: it is ready soon, finishes what it accepted, loads again, and outlives a kill."""
+"""The command `serve` with a real model: it finishes what it accepted, loads again, and outlives a kill."""
 
 import contextlib
 import json
@@ -26,16 +26,19 @@ class Served:
     """A server in a process of its own."""
 
     def __init__(self, *arguments):
-        self.process = subprocess.Popen(
-            [*SERVE, *arguments, "--port", "0"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.lines = []
-        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
+        self.process = subprocess.Popen([*SERVE, *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
         self._reader.start()
+
+    def _read(self):
+        assert self.process.stderr
+        with self.process.stderr as lines:
+            self.lines.extend(lines)
 
     def line(self, pattern):
         """Waits for a line of standard error; returns its match."""
-        found = []
+        found: list[re.Match[str]] = []
 
         def is_there():
             found[:] = [match for line in self.lines if (match := re.search(pattern, line))]
@@ -78,8 +81,6 @@ def serving(*arguments):
             server.process.kill()
             server.process.wait()
         server._reader.join(5)
-        server.process.stdout.close()
-        server.process.stderr.close()
 
 
 def test_a_server_translates_and_ends_well():
@@ -101,11 +102,10 @@ def test_what_was_accepted_is_answered_when_a_signal_comes():
         clients = [threading.Thread(target=lambda: found.append(server.ask("/v1/translate", body))) for _ in range(3)]
         for client in clients:
             client.start()
-        waiting = "keras_transformer_queue_tokens"
 
         def is_busy():
             with urllib.request.urlopen(f"{address}/metrics") as answer:
-                return float(re.search(rf"^{waiting} (\S+)", answer.read().decode(), re.M)[1]) > 0
+                return re.search(r"(?m)^keras_transformer_queue_tokens [1-9]", answer.read().decode())
 
         until(is_busy)
         server.process.send_signal(signal.SIGTERM)
