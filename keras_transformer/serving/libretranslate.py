@@ -100,7 +100,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
         raise RequestError("html format is not supported: this server does not understand markup yet, so send text")
     service, texts, num_others = service_of(http), as_list(given["q"]), int(given["alternatives"])
     chosen = await choices(service, texts, None, given["source"], given["target"])
-    beams = max(num_others + 1, *(choice.model.engine.options().num_beams for choice in chosen)) if num_others else None
+    beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
     work = submitted(texts, chosen, beams, num_others + 1)
     http.state.counts = {"texts": len(texts)}
     found = await answers_of(http, work, service.limits.seconds)

@@ -14,9 +14,17 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, list_of, object_of, one_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
+from keras_transformer.serving.generating import Generated
 from keras_transformer.serving.hosting import Limits
-from keras_transformer.serving.own_api import DRAWING, MOST_STOPS, as_list, generation_options, submitted
-from keras_transformer.serving.service import AUTO, Generated, choices, generating, service_of
+from keras_transformer.serving.own_api import (
+    DRAWING,
+    MOST_STOPS,
+    as_list,
+    generation_engine,
+    generation_options,
+    submitted,
+)
+from keras_transformer.serving.service import AUTO, choices, service_of
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 
 if TYPE_CHECKING:
@@ -172,7 +180,7 @@ async def chat(http: Request, given: dict[str, JSON]) -> Response:
     messages = [{"role": one["role"], "content": _text_of(one["content"])} for one in given["messages"]]
     if sum(len(one["content"]) for one in messages) > service.limits.max_characters:
         raise RequestError(f"expected a chat of at most {service.limits.max_characters:,} characters: shorten it")
-    prompt = generating(service.named(given["model"], "generate")).prompt_of(messages)
+    prompt = generation_engine(service.named(given["model"], "generate")).prompt_of(messages)
     most = given["max_completion_tokens"] or given["max_tokens"] or service.limits.max_new_tokens
     return await _generated(http, given, [prompt], most, CHATS)
 
@@ -184,7 +192,7 @@ def _text_of(content: JSON) -> str:
 async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
     service = service_of(http)
     model = service.named(given["model"], "generate")
-    engine, stops = generating(model), as_list(given["stop"] or [])
+    engine, stops = generation_engine(model), as_list(given["stop"] or [])
     work = engine.submit(prompts, most, generation_options(engine, given), stops)
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:

@@ -14,21 +14,11 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import PLAIN
 from keras_transformer.serving import described as a
+from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
+from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import (
-    AUTO,
-    SURE,
-    Choice,
-    Divided,
-    Generated,
-    Generates,
-    answering,
-    choices,
-    detect_all,
-    generating,
-    service_of,
-)  # fmt: skip
+from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of  # fmt: skip
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 from keras_transformer.spec.search_options import SearchOptions
 
@@ -202,9 +192,8 @@ def submitted(
     """
 
     def submit(choice: Choice, places: list[int]) -> Work[list[Hypothesis]]:
-        engine = choice.model.engine
-        options = engine.options(num_beams=beams, n_best=n_best, alignments=words)
-        return engine.submit([texts[place] for place in places], options, *choice.languages)
+        options = choice.engine.options(num_beams=beams, n_best=n_best, alignments=words)
+        return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
     return Divided.submit(chosen, submit)
 
@@ -245,7 +234,13 @@ def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answ
     return Events(events, work, service_of(http).limits.seconds, on_error)
 
 
-def generation_options(engine: Generates, given: dict[str, JSON]) -> SearchOptions:
+def generation_engine(model: Hosted) -> GenerationEngine:
+    """Returns the engine of a model that generates."""
+    assert isinstance(model.engine, GenerationEngine)
+    return model.engine
+
+
+def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:
     """Returns how to continue texts: the model's usual way, unless a value says another one.
 
     What is streamed is not searched with beams. Without a seed, each request draws anew.
@@ -267,7 +262,7 @@ async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
     service, prompts = service_of(http), as_list(given["prompt"])
     model = service.named(given["model"], "generate")
-    engine = generating(model)
+    engine = generation_engine(model)
     work = engine.submit(prompts, given["max_tokens"], generation_options(engine, given), as_list(given["stop"] or []))
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:
@@ -299,7 +294,8 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
         service = service_of(http)
         model = service.named(given["model"], verb)
         options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
-        work = answering(model).submit(given["inputs"], verb, **options)
+        assert isinstance(model.engine, AnswerEngine)
+        work = model.engine.submit(given["inputs"], verb, **options)
         http.state.counts = {"inputs": len(given["inputs"])}
         return JSONResponse({"answers": await answers_of(http, work, service.limits.seconds), "model": model.name})
 

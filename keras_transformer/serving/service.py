@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import required
+from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.batching import Part
-from keras_transformer.serving.described import JSON
 from keras_transformer.serving.hosting import Host, Hosted, Limits
 from keras_transformer.serving.keys import Keys
 from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Work
-from keras_transformer.spec.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -62,7 +62,7 @@ class Service:
         Raises:
             HTTPException: there is none (404).
         """
-        fitting = {its.name: its for its in self.host.models.values() if verb in its.engine.verbs}
+        fitting = {its.name: its for its in self.host.models.values() if does(its, verb)}
         if found := next(iter(fitting.values()), None) if name is None else fitting.get(name):
             return found
         known = ", ".join([*fitting][:MOST_TOLD]) or "there are none"
@@ -75,46 +75,11 @@ class Service:
         return [*dict.fromkeys(pair for model in self.host.models.values() for pair in model.pairs)]
 
 
-class Generated(Protocol):
-    """A text that a model wrote, or a part of it; see `generating.Generated`."""
-
-    text: str
-    num_prompt_tokens: int
-    num_tokens: int
-    finish_reason: str
-    log_prob: float
-
-
-class Generates(Protocol):
-    """Continues texts for many clients at once; see `generating.GenerationEngine`."""
-
-    def options(self, **given: float | None) -> SearchOptions:
-        """Returns the model's usual options where none are given."""
-
-    def submit(
-        self, prompts: Sequence[str], max_tokens: int, options: SearchOptions, stop: Sequence[str] = ()
-    ) -> Work[Sequence[Generated]]:
-        """Asks for texts that begin with prompts."""
-
-    def prompt_of(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns the prompt that the messages of a chat are, by the model's own template."""
-
-
-class Tells(Protocol):
-    """Answers what other tasks ask for; see `answering.AnswerEngine`."""
-
-    def submit(self, inputs: Sequence[JSON], verb: str | None = None, **options: JSON) -> Work[JSON]:
-        """Asks for answers."""
-
-
-def generating(model: Hosted) -> Generates:
-    """Returns the engine of a language model."""
-    return cast(Generates, model.engine)
-
-
-def answering(model: Hosted) -> Tells:
-    """Returns the engine of a model that neither translates nor writes."""
-    return cast(Tells, model.engine)
+def does(model: Hosted, verb: str) -> bool:
+    """Whether a model can translate, generate, classify, fill, embed or recommend."""
+    if isinstance(model.engine, AnswerEngine):
+        return verb in model.engine.verbs
+    return verb == ("translate" if isinstance(model.engine, TranslationEngine) else "generate")
 
 
 def service_of(http: Request) -> Service:
@@ -201,6 +166,12 @@ class Choice(NamedTuple):
     found: tuple[str, float] | None = None
 
     @property
+    def engine(self) -> TranslationEngine:
+        """What translates."""
+        assert isinstance(self.model.engine, TranslationEngine)
+        return self.model.engine
+
+    @property
     def languages(self) -> tuple[str | None, str | None]:
         """What the model's engine is told: nothing if the model has one direction."""
         return (self.source, self.target) if len(self.model.pairs) > 1 else (None, None)
@@ -249,7 +220,7 @@ async def choices(
 
 def _translators(service: Service) -> list[Hosted]:
     first = service.named(None, "translate")
-    found = [model for model in service.host.models.values() if "translate" in model.engine.verbs]
+    found = [model for model in service.host.models.values() if does(model, "translate")]
     return [first] if len(found) == 1 else [model for model in found if model.pairs]
 
 

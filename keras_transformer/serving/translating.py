@@ -59,8 +59,6 @@ class TranslationEngine:
 
     tasks = (Translator.task,)
 
-    verbs = ("translate",)
-
     def __init__(self, model: str, translator: Translator, scheduler: Scheduler):
         self.model, self.translator, self._scheduler = model, translator, scheduler
 

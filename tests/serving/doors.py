@@ -11,12 +11,15 @@ from starlette.testclient import TestClient
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.decoder import Hypothesis
+from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.application import LOCAL_HOSTS, application
 from keras_transformer.serving.batching import Part
+from keras_transformer.serving.generating import GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.serve import server_of
 from keras_transformer.serving.service import Service
 from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.spec.search_options import SearchOptions
 
 LOCAL = "http://127.0.0.1"
@@ -58,9 +61,7 @@ class Engine:
         return self.works[-1]
 
 
-class Translates(Engine):
-    verbs = ("translate",)
-
+class Translates(Engine, TranslationEngine):
     def options(self, **given):
         return SearchOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -74,9 +75,7 @@ class Translates(Engine):
         return self._work(answers, parts)
 
 
-class Writes(Engine):
-    verbs = ("generate",)
-
+class Writes(Engine, GenerationEngine):
     def options(self, **given):
         known = {name: value for name, value in given.items() if value is not None}
         return SearchOptions(**{"num_beams": 1, **known}, sampling="temperature" in known)
@@ -104,7 +103,7 @@ class Writes(Engine):
         return self._work(answers, parts)
 
 
-class Tells(Engine):
+class Tells(Engine, AnswerEngine):
     verbs = ("classify", "embed")
 
     def submit(self, inputs, verb=None, **options):
