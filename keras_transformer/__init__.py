@@ -56,9 +56,9 @@ _ANSWERING = (
     "Classifier", "Generator", "Recognizer", "Recommender", "Translator",
     "load", "load_classifier", "load_generator", "load_recognizer", "load_recommender",
 )  # fmt: skip
-_MODULES = ["layers", "losses", "metrics", "models", "optimizers", "plots", "schedules"]
+_MODULES = ["layers", "losses", "metrics", "models", "optimizers", "plots", "schedules", "serving"]
 keep_memory()  # before TensorFlow allocates
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__, __all__ = lazy_names(
-        __name__, _NAMES, _MODULES, without_keras=(*_ANSWERING, "Option", "Tokenizer", "plots")
+        __name__, _NAMES, _MODULES, without_keras=(*_ANSWERING, "Option", "Tokenizer", "plots", "serving")
     )
