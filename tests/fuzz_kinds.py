@@ -412,7 +412,8 @@ KINDS = [
     Kind("graph of an exported classifier", labelling, LABELLING, LABEL, "bytes", library=True, may_differ=True),
     Kind("its metadata", labelling, LABELLING, LABEL, "metadata", may_differ=True),
     Kind("its certificate.json", labelling, EXPORTED[2], LABEL, may_differ=True),
-    Kind("its metadata, told by info", labelling, LABELLING, tell, "metadata", may_differ=True),
+    *(Kind(f"its {form}, told by info", labelling, LABELLING, tell, form, may_differ=True)
+      for form in ("metadata", "bytes")),
     Kind("its certificate.json, told by info", labelling, EXPORTED[2], tell, may_differ=True),
     Kind("chat template", chat, "template", read_template, "text"),
 ]  # fmt: skip

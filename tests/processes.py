@@ -1,9 +1,24 @@
-"""Processes that end with a test."""
+"""Processes that end with a test, and Python in a process of its own."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "tests" / "programs"
+
+
+def run_python(
+    *words: object, folder: Path = ROOT, status: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python, which finds what the checkout has. Its exit status must be as expected."""
+    command, variables = [sys.executable, *map(str, words)], {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == status, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from keras_transformer.__main__ import CORE_COMMANDS, main
 from keras_transformer.commands.command import Command
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.export_folder import OF_DEMO
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAD = "| command | task | in the answering environment |\n| --- | --- | --- |\n"
 NUMBERS = {"forty-two": "zweiundvierzig", "seven thousand and eleven": "siebentausendelf"}
 MOST_BYTES = 1_000_000  # of what the wheel carries to try at once

@@ -1,12 +1,9 @@
 """Files that a command reads: a value of another type is refused in one line, or harmless, wherever it stands."""
 
 import json
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,6 +20,7 @@ from tests.fuzz import put, strange
 from tests.fuzz_kinds import KINDS, exported
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
+from tests.processes import run_python
 
 KNOWN = [  # that once ended in a traceback
     (("search", "length_penalty"), "0.6"), (("search", "length_penalty"), None), (("settings", "source"), "\0"),
@@ -77,17 +75,12 @@ def test_a_strange_value_in_a_configuration_is_refused_in_one_line_or_harmless(r
     assert refused == readers.keys()
 
 
-def read(*flags: str) -> None:
-    """Reads mutations by the program; TensorFlow has no threads in its process, which forks."""
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-m", "tests.fuzz", *flags], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-
-
 def test_every_kind_of_file_that_is_changed_at_random_is_refused_in_one_line_or_harmless():
-    read("--mutations", "4", *(f"--kind={kind.name}" for kind in KINDS if kind.make is not exported))
+    """By the program; TensorFlow has no threads in its process, which forks."""
+    kinds = [f"--kind={kind.name}" for kind in KINDS if kind.make is not exported]
+    run_python("-m", "tests.fuzz", "--mutations", 4, *kinds)
 
 
 @pytest.mark.full
 def test_many_changes_and_those_of_exports():
-    read("--mutations", "10000")
+    run_python("-m", "tests.fuzz", "--mutations", 10_000)

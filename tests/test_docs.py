@@ -17,9 +17,9 @@ from bulk_translate import parser as bulk_parser
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
 from keras_transformer.training.flags import parser as train_parser
+from tests.processes import ROOT
 from train_on_ray import parser as ray_parser
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

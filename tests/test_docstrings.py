@@ -14,8 +14,8 @@ import keras_transformer
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.text.sentences import padded
 from keras_transformer.text.tokenizer import END, START, Tokenizer
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in ("keras_transformer", "export")

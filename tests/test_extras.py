@@ -5,15 +5,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from keras_transformer.__main__ import main
 from keras_transformer.core import extras
+from tests.answers import refused
+from tests.processes import ROOT
 from tests.test_house import python_files
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OWN = re.compile(rf"{extras.DISTRIBUTION}\[([\w,-]+)\]")
@@ -127,7 +126,7 @@ def test_a_missing_package_and_a_broken_one_are_told_with_their_extra(tmp_path, 
     assert extras.install() == "pip install 'keras-transformer-kit'"
 
 
-def test_another_projects_package_of_the_name_is_told(tmp_path, monkeypatch, capsys) -> None:
+def test_another_projects_package_of_the_name_is_told(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site-packages")])
     folder = tmp_path / "site-packages"
     (folder / "keras_transformer_kit-0.3.0.dist-info").mkdir(parents=True)
@@ -136,5 +135,4 @@ def test_another_projects_package_of_the_name_is_told(tmp_path, monkeypatch, cap
     assert not extras.has_namesake(), "this one's and its former name's"
     (folder / "keras_transformer-0.40.0.dist-info").mkdir()
     assert extras.install("export").endswith(f"[export]' ({extras.NAMESAKE})")
-    assert main(["info", str(tmp_path / "no-run")]) == 2
-    assert capsys.readouterr().err.startswith(f"warning: {extras.NAMESAKE}\nerror: ")
+    assert refused("info", tmp_path / "no-run").startswith(f"warning: {extras.NAMESAKE}\nerror: ")

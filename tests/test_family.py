@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-from pathlib import Path
 
 import keras
 import pytest
@@ -14,9 +13,9 @@ from keras_transformer.spec import model_spec, part_registry
 from keras_transformer.spec.options import parameters_of
 from keras_transformer.training.flags import parser
 from keras_transformer.training.request import model_arguments, model_settings
+from tests.processes import ROOT
 from tests.tiny_corpus import resolved
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in model_spec.ALL_SLOTS.items() for name in parts]
 OF_ALL_MODELS = [(slot, name) for slot, name in ROWS if slot in part_registry.SLOTS]
 EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)

@@ -26,10 +26,10 @@ from keras_transformer.core.files import check_writable
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.tasks.translation.commands import translate as engines
 from keras_transformer.training.flags import Parser, parser
+from tests.processes import PROGRAMS, ROOT, run_python
 from tests.tiny_corpus import resolved, tiny_flags
 from train import main as train
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULE = "my/python -m keras_transformer"  # as it is typed where the interpreter is
 SOURCE = b"to the sea\nseven hundred and two\n\ntwo dogs\n"
 
@@ -119,12 +119,6 @@ def test_a_prefix_for_each_line_comes_from_a_file(run, tmp_path):
     assert status == 2 and "expected a prefix, which may be blank, for each line" in err
 
 
-def test_sampling_repeats_by_seed(run):
-    options = ("--sample", "--temperature", 0.8, "--top-k", 9, "--top-p", 0.9, "--n-best", 5)
-    one, same, other = (run("translate", *options, "--seed", seed, stdin=SOURCE)[1] for seed in (1, 1, 2))
-    assert one == same != other
-
-
 def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(run, translator):
     stdin = b"One two. Three.  Four five.\none\n"
     options = ("--max-source-length", 10, "--beams", 1)
@@ -207,10 +201,7 @@ def test_an_unknown_tokenizer_is_refused_before_a_model_is_loaded(run, monkeypat
 
 def test_a_wrong_path_is_told_by_every_command_before_tensorflow_is_imported(run_folder, tmp_path):
     """Help calls it FILE, FOLDER or RUN; what a command writes has another name, or is --out."""
-    command = [sys.executable, ROOT / "tests" / "programs" / "wrong_paths.py", run_folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and int(done.stdout) > 150, done.stdout + done.stderr
+    assert int(run_python(PROGRAMS / "wrong_paths.py", run_folder, folder=tmp_path).stdout) > 150
 
 
 def test_a_line_that_was_translated_to_nothing_is_counted_and_an_unfinished_run_is_named(run, run_folder, monkeypatch):

@@ -4,13 +4,13 @@ import ast
 import os
 import re
 import tomllib
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.processes import ROOT
+
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 # What makes a notebook quick to run: a cell after the one that is tagged "parameters", as papermill puts it.
 SHORTER = {

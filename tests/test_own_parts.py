@@ -1,11 +1,9 @@
 """Parts of your own: given as a class, registered, imported by commands, named by runs, and exported."""
 
-import io
 import os
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import processes
@@ -22,6 +19,7 @@ from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.models import Transformer
 from keras_transformer.runs.run_folder import RunFolder, read_config, resume_command
 from keras_transformer.spec import custom_parts, options, part_registry
+from tests.answers import printed, refused
 from tests.models.variants import SIZES, make_inputs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -119,21 +117,16 @@ def test_what_cannot_be_registered_is_refused(maxout):
             keras_transformer.register_part(slot, first if name == "standard" else name, *rest)
 
 
-def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, tokenizer, capsys, monkeypatch):
+def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, tokenizer):
     saved(place / "run", tokenizer, feed_forward="maxout")
     assert read_config(place / "run").modules == ["my_parts"]
     expected = keras_transformer.load(place / "run", engine="keras").translate(["a dog"], num_beams=1)
     del part_registry.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
-    assert main(["info", str(place / "run")]) == 2
-    error = capsys.readouterr().err
+    error = refused("info", place / "run")
     assert "has parts of modules that are not imported: import them before, or give --import my_parts to" in error
     assert "damaged" not in error and "my_parts" not in sys.modules
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a dog\n"), isatty=lambda: False))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told := io.BytesIO()))
-    words = ["translate", str(place / "run"), "--engine", "keras", "--beams", "1", "--import=my_parts"]
-    with redirect_stderr(io.StringIO()) as said:
-        assert main(words) == 0, said.getvalue()
-    assert told.getvalue().decode() == f"{expected[0]}\n"
+    words = ["translate", place / "run", "--engine", "keras", "--beams", 1, "--import=my_parts"]
+    assert printed(*words, stdin="a dog\n") == f"{expected[0]}\n"
     assert resume_command(RunFolder(place / "run")).endswith(f"{place / 'run'} --import my_parts")
     del part_registry.SLOTS["feed_forward"]["maxout"]
     with pytest.raises(RequestError, match="has parts that my_parts no longer registers as the run has them: `feed_fo"):
@@ -172,11 +165,10 @@ def test_keras_is_loaded_quietly_first_and_what_is_installed_comes_before_the_fo
     assert custom_parts.with_imports(["info"]) == ["info"] and len(order) == 1
 
 
-def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):
+def test_a_module_that_cannot_be_imported_is_one_line(place):
     (place / "broken.py").write_text("1 / 0\n")
     for name, reason in (("nowhere", "No module named 'nowhere'"), ("broken", "division by zero")):
-        assert main(["info", "run", "--import", name]) == 2
-        error = capsys.readouterr().err
+        error = refused("info", "run", "--import", name)
         assert f"--import {name}: the module cannot be imported" in error and reason in error and error.count("\n") == 1
 
 

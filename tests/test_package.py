@@ -18,8 +18,8 @@ from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.optimizers import Adam
 from keras_transformer.schedules import InverseSquareRootDecay
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules")
 PACKAGES = ["keras_transformer", *(f"keras_transformer.{name}" for name in MODULES)]
 

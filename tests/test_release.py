@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 from docs import release
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("keras_transformer", "export", "docs")
 FILES = ("MANIFEST.in", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 MOMENT = 1_700_000_000

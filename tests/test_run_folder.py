@@ -1,25 +1,22 @@
 """config.json of a run: what is damaged, newer, or too large is refused by name; the rest is read whole."""
 
-import io
 import json
 import re
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import keras_transformer
-from keras_transformer.__main__ import main
 from keras_transformer.commands.graph_cache import content_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.runs import run_folder as runs
 from keras_transformer.runs.run_folder import FORMAT, MAX_CONFIG_BYTES
 from keras_transformer.spec import model_spec
+from tests.answers import printed, refused
 
 
 def of_model(**changes: object) -> Callable[[dict], dict]:
@@ -94,7 +91,7 @@ NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name, capsys):
+def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name):
     change, unknown = NEWER[name]
     rewrite(run_folder, by_version("0.10.1", change))
     version = "unknown" if "not tell" in name else "0.10.1"
@@ -102,8 +99,7 @@ def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name
         f"{run_folder / 'config.json'} was written by version {version} of keras-transformer, which this version, "
         f"{keras_transformer.__version__}, cannot read: install that version ({unknown})"
     )
-    assert main(["info", str(run_folder)]) == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert refused("info", run_folder) == f"error: {message}\n"
 
 
 def test_a_config_of_an_older_format_is_refused_with_its_format_and_version(run_folder):
@@ -130,20 +126,18 @@ def test_modules_that_no_part_needs_are_not_asked_for(run_folder):
     assert content_of(run) == before
 
 
-def test_info_tells_the_depth_of_both_sides_only_where_it_holds(run_folder, capsys):
+def test_info_tells_the_depth_of_both_sides_only_where_it_holds(run_folder):
     config = runs.read_config(run_folder)
     for sides in ({"encoder_layers": 3}, {"encoder_layers": 3, "decoder_layers": 3}):
         runs.write_config(runs.RunFolder(run_folder), replace(config, model={**config.model, **sides}))
-        assert main(["info", str(run_folder)]) == 0
-        assert ("  num_layers: " in capsys.readouterr().out) == (len(sides) == 1)
+        assert ("  num_layers: " in printed("info", run_folder)) == (len(sides) == 1)
 
 
-def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder, capsys):
+def test_info_prints_what_a_stranger_wrote_without_what_acts_on_a_terminal(run_folder):
     rewrite(run_folder, beside(corpus={"name": "a\x1b[31m\x9b\u202e\ud800"}, settings={"task": "unknown", "steps": 5}))
     (run_folder / "metrics.csv").write_text("step,\x1b[31m\n5,\x9b1\n")
-    assert main(["info", str(run_folder)]) == 0
-    printed = capsys.readouterr().out
-    assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(printed) and r"a\u001b[31m\u009b\u202e\ud800" in printed
+    told = printed("info", run_folder)
+    assert {*"\x1b\x9b\u202e\ud800"}.isdisjoint(told) and r"a\u001b[31m\u009b\u202e\ud800" in told
 
 
 def test_a_missing_run_is_named(run_folder, tmp_path):
@@ -156,11 +150,9 @@ def test_a_missing_run_is_named(run_folder, tmp_path):
         runs.read_config(tmp_path)
 
 
-def test_a_damaged_tokenizer_is_named(run_folder, monkeypatch, capfdbinary):
+def test_a_damaged_tokenizer_is_named(run_folder):
     (run_folder / "tokenizer.model").write_bytes(b"\x0a\xff\xff")
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
-    assert main(["translate", str(run_folder)]) == 2
-    assert b"tokenizer.model" in capfdbinary.readouterr().err
+    assert "tokenizer.model" in refused("translate", run_folder)
 
 
 def test_a_config_is_written_in_the_present_format_with_the_version_that_wrote_it_last(run_folder):

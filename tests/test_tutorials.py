@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.importing.theirs import write_marian
+from tests.processes import ROOT
 from tests.tiny_text import lines
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
     "--num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 100 --token-budget 512 "
     "--steps 6 --warmup-steps 2 --checkpoint-every 3 --average-last 2 --bleu-sentences 2 --threads 1"

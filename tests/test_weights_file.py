@@ -14,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 
-from keras_transformer.__main__ import main
 from keras_transformer.core import files
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.version import __version__
 from keras_transformer.runs import run_folder as runs
+from tests.answers import refused
 
 WEIGHTS = "model.weights.h5"
 ARRAY = "layers/token_embedding/vars/0"  # one that the model has
@@ -221,7 +221,7 @@ def test_arrays_of_every_kind_must_be_there(run_folder):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
-def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, number, capsys):
+def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, number):
     def failing(*_):
         raise OSError(number, "told in other words")
 
@@ -230,8 +230,7 @@ def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch,
     with pytest.raises(OSError, match=f"^{re.escape(told)}'{re.escape(str(run_folder / 'model.keras'))}'$") as caught:
         runs.load_model(run_folder)
     assert caught.value.errno == number
-    assert main(["translate", str(run_folder)]) == 1
-    assert capsys.readouterr().err.startswith("error: [Errno ")
+    assert refused("translate", run_folder, status=1).startswith("error: [Errno ")
 
 
 def test_a_file_that_hdf5_cannot_read_is_no_damage_to_the_model(run_folder, monkeypatch):
@@ -256,12 +255,11 @@ def test_the_configuration_inside_is_not_even_read(run_folder, monkeypatch):
     assert opened == [WEIGHTS]
 
 
-def test_a_config_that_asks_for_more_than_the_file_holds_is_refused_in_one_line(run_folder, capsys):
+def test_a_config_that_asks_for_more_than_the_file_holds_is_refused_in_one_line(run_folder):
     config = runs.read_config(run_folder)
     config.model["hidden_dim"] = 65_536
     (run_folder / "config.json").write_text(json.dumps(config.sections))
     assert_refused(run_folder, r"expected about [\d,]+ bytes of weights; it holds")
-    assert main(["translate", str(run_folder)]) == 2
-    error = capsys.readouterr().err
+    error = refused("translate", run_folder)
     assert error.startswith(f"error: {run_folder / 'model.keras'} is damaged or not this run's: ")
     assert error.count("\n") == 1

@@ -20,7 +20,7 @@ from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable, write_whole
 from keras_transformer.core.schema import having, list_of, object_of, parse_json, printable, read_json
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.runs.export_folder import ExportFolder, metadata_of
+from keras_transformer.runs.export_folder import ExportFolder, Graphs, metadata_of
 from keras_transformer.runs.run_folder import RunFolder, as_json, check_place, read_config, read_metrics, resume_command
 from keras_transformer.spec.options import Config
 
@@ -84,15 +84,25 @@ def print_export(export: ExportFolder) -> None:
             print_section(name, sections[name])
         else:
             print_result(f"{printable(name)}: {printable(text)}")
+    entries = certified(graphs)
+    print_result("certificate:" if entries else "certificate: none")
+    for name, holds in entries.items():
+        print_result(f"  {name}: {'holds' if holds else 'does not hold'}")
+
+
+def certified(graphs: Graphs) -> dict[str, bool]:
+    """Returns what the certificate beside graphs says of each artefact: whether it holds; nothing without one.
+
+    Raises:
+        RequestError: the certificate is damaged.
+    """
     try:
         entries = read_json(graphs.probes, CERTIFIED, MAX_CERTIFICATE, has_constants=True).get("entries", [])
     except FileNotFoundError:
-        entries = []
+        return {}
     except ValueError as error:
         raise RequestError(f"{graphs.probes} is damaged: {error}") from error
-    print_result("certificate:" if entries else "certificate: none")
-    for entry in entries:
-        print_result(f"  {printable(entry['name'])}: {'holds' if entry['holds'] else 'does not hold'}")
+    return {printable(entry["name"]): entry["holds"] for entry in entries}
 
 
 def unfinished_hint(run: RunFolder) -> str:

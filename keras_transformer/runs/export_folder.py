@@ -25,7 +25,7 @@ ONNX = "onnx"  # the folder of an export's graphs, with all that answering with 
 TRITON = "triton"  # that of a model repository of the same graphs
 CERTIFICATE = "certificate.json"
 # It rises with any change of the graphs that are written of a model: runs keep graphs under this number.
-GRAPH_FORMAT = 1
+GRAPH_FORMAT = 2
 MAX_METADATA = 2**20  # bytes
 GRAPHS = (".onnx", ".tflite")  # suffixes
 # A small export that comes with this package, of a translator of English number words to German; and where it lies.

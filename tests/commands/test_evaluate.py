@@ -13,8 +13,7 @@ from typing import Any
 import keras
 import pytest
 
-from export.artefacts import Decoding, TrainedRun, open_run
-from export.onnx import export_onnx
+from export.artefacts import Decoding
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache, streams
 from keras_transformer.commands.streams import ParallelLines
@@ -26,6 +25,7 @@ from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.bleu import paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
+from tests.export.sessions import exported
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 
@@ -79,9 +79,7 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch, capsys
 ):
     write_config(RunFolder(run_folder), replace(read_config(run_folder), corpus=CHINESE))
-    trained, export = open_run(run_folder), tmp_path / "export"
-    export_onnx(trained, export, Decoding(num_beams=1))
-    trained.pipeline.save_vocabularies(export)
+    export = exported(loading.load(run_folder, engine="keras"), tmp_path / "export", Decoding(num_beams=1))
     monkeypatch.setattr(loading, "keras_decoder", lambda *_: translator.decoder)
     for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
         status, figures, _ = evaluate(folder, ["two"], *options)
@@ -137,9 +135,7 @@ def compare(capsys, monkeypatch, eager, translator, other):
 
 def test_each_run_has_its_figures_against_the_first(run_folder, other_run, texts, compare, translator, other, tmp_path):
     """A folder, another folder, and an export of the first one with another search."""
-    export = tmp_path / "export"
-    export_onnx(TrainedRun(translator), export, Decoding(num_beams=1))
-    TrainedRun(translator).pipeline.save_vocabularies(export)
+    export = exported(translator, tmp_path / "export", Decoding(num_beams=1))
     status, rows, err = compare(run_folder, other_run, export, *texts, "--beams", 2)
     options = SearchOptions(num_beams=2, max_length=4)
     translations = [[best.text for best, *_ in each.stream(SOURCES, options)] for each in (translator, other)]

@@ -1,9 +1,6 @@
 """Runs that translate together: probabilities are averaged, and what cannot be averaged is refused."""
 
-import io
 import shutil
-import sys
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 from export.artefacts import Decoding, TrainedRun
 from export.onnx.export import write_graph
 from keras_transformer import load, load_ensemble
-from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.keras_decoder import KerasDecoder
@@ -20,10 +16,12 @@ from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.models import make_model, model_config
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import RunFolder, save_model
+from keras_transformer.spec.options import flag_of
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
+from tests.answers import answer
 from tests.layer_check import randomize
 from tests.tiny_text import lines
 
@@ -129,23 +127,22 @@ def test_what_an_ensemble_cannot_do_and_other_vocabularies_are_refused(runs, tog
         load_ensemble([])
 
 
-def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tmp_path, monkeypatch, capfdbinary):
+def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tmp_path, monkeypatch):
     """The first run keeps it. Other runs make another graph. Keras draws, as no graph can."""
     own_runs = [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, "ab", strict=True)]
 
     def translate(*words):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(SENTENCES).encode())))
-        status = main(["translate", *map(str, words), "--max-length", "6"])
-        out, err = capfdbinary.readouterr()
-        return status, out.decode(), err.decode()
+        return answer("translate", *words, "--max-length", 6, stdin="\n".join(SENTENCES))
 
     def scored():
         status, out, _ = translate(*own_runs, "--beams", 2, "--scores")
         assert status == 0
         return [float(line.split("\t")[0]) for line in out.splitlines()]
 
-    drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, seed=3))
-    assert translate(*own_runs, "--sample", "--seed", 3)[:2] == (0, drawn)
+    drawing = {"seed": 3, "temperature": 0.8, "top_k": 9, "top_p": 0.9}
+    drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, **drawing))
+    flags = [word for name, value in drawing.items() for word in (flag_of(name), value)]
+    assert translate(*own_runs, "--sample", *flags)[:2] == (0, drawn)
     monkeypatch.setattr(loading, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
     expected = scores_of(together, 2, max_length=6)
     np.testing.assert_allclose(scored(), expected, atol=1e-3)

@@ -1,9 +1,6 @@
 """`load` of a run: graphs that the run keeps translate, and what needs other graphs or Keras gets them when it asks."""
 
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +16,9 @@ from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.loading import load
 from keras_transformer.tasks.translation.pipeline import Translator
 from tests.graphs import search_eagerly
+from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("eager")
-ROOT = Path(__file__).resolve().parents[2]
 OWN: dict[str, Any] = {"num_beams": 2, "length_penalty": 0.6, "max_length": 5}  # the run's own search
 LINES = ["to the sea", "seven hundred and two", "", "two dogs"]
 PROGRAM = """
@@ -69,10 +66,8 @@ def agree(one: Translator, other: Translator, **options: Any) -> bool:
 def test_a_run_translates_as_with_keras_and_imports_none(run, translator):
     by_keras = load(run, engine="keras")
     assert agree(load(run), by_keras) and agree(load(run, engine="onnx"), by_keras)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, run, *LINES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.stdout == f"{translator.translate(LINES, **OWN)!r} set()\n", done.stderr
+    expected = f"{translator.translate(LINES, **OWN)!r} set()\n"
+    assert run_python("-c", PROGRAM, run, *LINES).stdout == expected
 
 
 def test_what_the_graph_lacks_is_made_when_it_is_asked_for(run, translator, keras_is_loaded):

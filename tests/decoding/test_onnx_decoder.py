@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import onnx
 import pytest
 
 import keras_transformer
-from export.artefacts import Decoding, TrainedRun
-from export.onnx import export_onnx
+from export.artefacts import Decoding
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.decoding.decoder import split_batches
@@ -24,22 +22,29 @@ from keras_transformer.runs.run_folder import RunFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.sentences import Arrays
+from tests.export import sessions
 from tests.export.conftest import ODD
+from tests.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 SENTENCES = [*ODD, "two dogs", "seven hundred and two"]
 PREFIXES = ["the dog" if number % 2 else "" for number in range(len(SENTENCES))]
 NOT_THE_GRAPH = r"translate\.onnx is not the graph that an export has by this name"
+PROGRAM = """
+import sys
+import numpy as np
+import keras_transformer
+from examples.bulk_translator import BulkTranslator
+translator = keras_transformer.load(sys.argv[1])
+texts = [translator.translate("two dogs", num_beams=beams) for beams in (3, 2)]
+assert BulkTranslator(sys.argv[1])({"text": np.array(["two dogs"], object)})["translation"] == texts[:1]
+print(texts, {"keras", "tensorflow", "jax", "torch", "onnx", "ray", "pandas", "pyarrow"} & set(sys.modules))
+"""
 
 
 @pytest.fixture(scope="module")
 def export(translator, tmp_path_factory) -> Path:
     """An export with 3 beams and the default penalty, in float32 and int8."""
-    folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
-    for precision in ("float32", "int8"):
-        export_onnx(run, folder, Decoding(num_beams=3), precision)
-    run.pipeline.save_vocabularies(folder)
-    return folder
+    return sessions.exported(translator, tmp_path_factory.mktemp("exports"), Decoding(num_beams=3), "float32", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +99,9 @@ def test_only_another_search_takes_the_two_halves_and_batches_side_by_side_chang
         assert not decoder.serves(other)
 
 
-def test_neither_keras_nor_tensorflow_nor_what_ray_needs_is_imported(export, exported, tmp_path):
-    """Nor by the command `score`, which tells a wrong request and the sum of all in a line each."""
-    (tmp_path / "text").write_text("one\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "examples")))}
-    command = [sys.executable, str(ROOT / "tests/programs/uses_an_export.py"), str(export), str(tmp_path / "text")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    starts = ("error: expected a run folder", "error: ", "in all: log P ")
-    assert all(map(str.startswith, done.stderr.splitlines(), starts)) and done.stderr.count("\n") == 3
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["wrong"] == [2, 2] and found["score"] == 0 and found["imported"] == []
-    assert found["texts"][:2] == [exported.translate("two dogs", num_beams=beams) for beams in (3, 2)]
+def test_neither_keras_nor_tensorflow_nor_what_ray_needs_is_imported(export, exported):
+    texts = [exported.translate("two dogs", num_beams=beams) for beams in (3, 2)]
+    assert run_python("-c", PROGRAM, export).stdout == f"{texts} set()\n"
 
 
 def test_wrong_requests_are_refused(export, exported, tmp_path):

@@ -9,14 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
 import keras_transformer
 from bulk_translator import BulkTranslator
-from export.artefacts import Decoding, TrainedRun
-from export.onnx import export_onnx
+from export.artefacts import Decoding
 from keras_transformer.__main__ import make_parser
 from keras_transformer.checking.probes import (
     Answer,
@@ -38,6 +36,7 @@ from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation import loading
 from keras_transformer.text.tokenizer import END
+from tests.export import sessions
 from tests.fuzz import put, strange
 from tests.tiny_text import lines
 
@@ -52,10 +51,7 @@ def probes(translator) -> list[Probe]:
 
 @pytest.fixture(scope="module")
 def exported(translator, probes, tmp_path_factory) -> Path:
-    folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
-    for precision in ("float32", "float16", "int8"):
-        export_onnx(run, folder, SEARCH, precision)
-    run.pipeline.save_vocabularies(folder)
+    folder = sessions.exported(translator, tmp_path_factory.mktemp("exports"), SEARCH, "float32", "float16", "int8")
     (folder / "certificate.json").write_text(json.dumps({"holds": True, "entries": [], "probes": as_json(probes)}))
     return folder
 
@@ -83,17 +79,6 @@ def checks(monkeypatch) -> list[str]:
 def translate(folder, options, precision="float32"):
     translator = keras_transformer.load(folder, precision=precision, num_threads=1)
     return list(translator.stream(["two dogs", "the sea"], options))
-
-
-def change(path, output, operator, value):
-    """Puts an operator behind an output of a graph."""
-    model = onnx.load(path)
-    for node in model.graph.node:
-        node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
-    fault = np.array(value, "int32" if output == "target_ids" else "float32")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(fault, "fault"))
-    model.graph.node.append(onnx.helper.make_node(operator, [f"{output}/before", "fault"], [output]))
-    onnx.save(model, path)
 
 
 # A graph, an output, what is put behind it, and a precision; of small faults the least precise that sees them.
@@ -144,7 +129,7 @@ def test_graphs_are_checked_once_on_each_runtime_unless_no_cache_can_be_kept(fol
 
 @pytest.mark.parametrize(("name", "output", "operator", "value", "precision"), FAULTS)
 def test_a_graph_that_answers_otherwise_is_refused(folder, name, output, operator, value, precision):
-    change(getattr(ExportFolder(folder).graphs(precision), name), output, operator, value)
+    sessions.put_behind(getattr(ExportFolder(folder).graphs(precision), name), output, operator, value)
     options, other = (SEARCHED, HALVES) if name == "translate" else (HALVES, SEARCHED)
     told = f"^CPUExecutionProvider of ONNX Runtime .* does not answer as the model does with .*{name}.*onnx: "
     translator = keras_transformer.load(folder, precision=precision, num_threads=1)
@@ -158,7 +143,7 @@ def test_of_a_wrong_gpu_the_processor_is_named_with_which_to_go_on(folder, monke
     runtime = runtime_of(open_session(folder / "onnx" / "step.onnx", 1))
     monkeypatch.setattr(onnx_decoder, "runtime_of", lambda _: runtime._replace(provider=CUDA))
     for name, output in (("translate", "score"), ("step", "logits")):
-        change(folder / "onnx" / f"{name}.onnx", output, "Mul", np.nan)
+        sessions.put_behind(folder / "onnx" / f"{name}.onnx", output, "Mul", np.nan)
     for use in (lambda: translate(folder, SEARCHED), lambda: BulkTranslator(str(folder)).load()):
         with pytest.raises(
             JobError, match=r"^CUDAExecutionProvider .* nan: go on with --provider cpu \(in Python: pro"

@@ -5,15 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.decoding.processes import run_in_subprocess
 from keras_transformer.text.corpora import corpus_from_files
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT
 
 
 def test_a_job_gives_back_what_it_returns_and_what_it_raises(tmp_path):

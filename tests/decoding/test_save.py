@@ -1,9 +1,9 @@
 """`Translator.save`: a model made and fitted in Python becomes a run; nothing that is not a run is replaced."""
 
-import itertools
 import json
 import shutil
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -14,16 +14,14 @@ import train
 from keras_transformer.__main__ import main
 from keras_transformer.core import folders
 from keras_transformer.core.errors import RequestError
-from keras_transformer.models import model_config, model_factory
+from keras_transformer.models import model_config
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.runs import run_folder
 from keras_transformer.runs.run_folder import RunFolder, read_config
-from keras_transformer.spec.options import Config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.learning import compiled_model
 from keras_transformer.training.request import learning_rate, open_run
-from tests.killed import killed_after
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines
 
@@ -144,36 +142,18 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, translator, tmp
     assert have_same_weights(translator.model, keras_transformer.load(run.path, engine="keras").model)
 
 
-def test_a_run_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(
+def test_a_run_that_appears_while_another_is_written_stays_and_one_that_fails_leaves_what_was_there(
     translator, built_run, tmp_path, monkeypatch
 ):
-    """Whichever step was its last; imports write in the same way. And one that appears meanwhile is refused."""
-    run, old = RunFolder(tmp_path / "runs" / "run"), names_in(built_run)
-    monkeypatch.setattr(run_folder, "save_model", lambda run, _: run.model.touch())
-    monkeypatch.setattr(model_factory, "count_parameters", lambda _: 0)
-
-    def save() -> None:
-        sections: Config = {"corpus": {}}
-        run_folder.write_run(run.path, True, "translation", translator.model, sections, lambda to: to.items.touch())
-
-    for steps in itertools.count():
-        shutil.rmtree(run.path.parent, ignore_errors=True)
-        shutil.copytree(built_run, run.path)
-        is_killed = True
-        with killed_after(steps):
-            save()
-            is_killed = False
-        assert folders.contents(RunFolder(run.path).path) in (old, {"config.json", "model.keras", "items.txt"})
-        save()
-        assert (run.path / "items.txt").is_file() and names_in(run.path.parent) == {"run"}
-        if not is_killed:
-            break
-    assert steps > 10
-    other = tmp_path / "other"
-    monkeypatch.setattr(run_folder, "save_model", lambda *_: shutil.copytree(built_run, other))
+    """Imports write in the same way; what a process leaves that is killed is in `test_files.py`."""
+    run, old = tmp_path / "run", names_in(built_run)
+    monkeypatch.setattr(run_folder, "save_model", lambda *_: shutil.copytree(built_run, run))
     with pytest.raises(RequestError, match="^expected a new or empty folder, or a run and `overwrite=True`"):
-        translator.save(other)
-    assert names_in(other) == old and names_in(tmp_path) == {"runs", "other"}
+        translator.save(run)
+    monkeypatch.setattr(run_folder, "save_model", Mock(side_effect=OSError("full")))
+    with pytest.raises(OSError, match="^full$"):
+        translator.save(run, overwrite=True)
+    assert names_in(run) == old and names_in(tmp_path) == {"run"}
 
 
 def test_what_may_not_be_replaced_is_left_alone(translator, built_run, tmp_path, monkeypatch):

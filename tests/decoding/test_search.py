@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from keras_transformer.search.sampling import draw
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.decoding import tables
 from tests.decoding.tables import brute_force, draws, greedy, make_table, score_of, search, tokens_of
+from tests.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,4 @@ def test_the_other_backends_pass_these_tests(backend):
     some = "(brute_force and 0.6) or any_batch or (control and further1) or prefix_holds or distribution"
     some += " or follows_the_models_weights"
     files = [__file__, *([str(Path(__file__).with_name("test_translator.py"))] if backend == "jax" else [])]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", some, *files]
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    outcome = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert outcome.returncode == 0, outcome.stdout[-3000:]
+    run_python("-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", some, *files, KERAS_BACKEND=backend)

@@ -17,14 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def small_export(translator, tmp_path_factory) -> Path:
     """An export with random weights, which finds its own translations of number words."""
-    from export.artefacts import Decoding, TrainedRun
-    from export.onnx import export_onnx
+    from export.artefacts import Decoding
+    from tests.export.sessions import exported
 
-    folder = tmp_path_factory.mktemp("exports") / "small"
-    run = TrainedRun(translator)
-    export_onnx(run, folder, Decoding(num_beams=2), "float32")
-    run.pipeline.save_vocabularies(folder)
-    return folder
+    return exported(translator, tmp_path_factory.mktemp("exports"), Decoding(num_beams=2))
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,9 @@ import pytest
 from export.artefacts import Decoding, TrainedRun, open_run
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.golden.stored import unpack
+from tests.processes import run_python
 from tests.tiny_text import lines
 
-ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--beams", "3", "--max-length", "12", "--length-penalty", "0.8"]
 DECODING = Decoding(num_beams=3, length_penalty=0.8, max_length=12)
 SEARCH = {"num_beams": 3, "length_penalty": 0.8, "max_length": 12}  # the same, as a translator takes it
@@ -51,7 +49,5 @@ def exported(stored_run, tmp_path_factory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             formats = ["--format", "saved_model", "onnx", "tflite", "ctranslate2"]
-            command = [sys.executable, "-m", "export", stored_run, "--out", folder, *FLAGS, *formats]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+            run_python("-m", "export", stored_run, "--out", folder, *FLAGS, *formats)
     return folder

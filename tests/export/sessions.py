@@ -1,4 +1,4 @@
-"""ONNX files in plain ONNX Runtime, and runs without vocabularies, for tests."""
+"""ONNX files in plain ONNX Runtime, faults in them, small exports, and runs without vocabularies, for tests."""
 
 import functools
 import tempfile
@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from export.artefacts import TrainedRun
-from export.onnx import tracer
+from export.artefacts import Decoding, TrainedRun
+from export.onnx import export_onnx, tracer
 from export.onnx.export import new_tracer
 from export.onnx.graph import Model, ValueInfo, write_model
 from export.onnx.tracer import model_of
@@ -28,6 +29,25 @@ def run_of(model, beginning: Sequence[int] = ()) -> TrainedRun:
     """A run without vocabularies, for graphs that take ids; its translations begin with these ids."""
     tokenizer: Any = SimpleNamespace(is_sentencepiece=True, encode=lambda texts: [[*beginning] for _ in texts])
     return TrainedRun(Translator(KerasDecoder(*getattr(model, "models", [model])), tokenizer), "en-de", "tiny")
+
+
+def exported(translator: Translator, folder: Path, decoding: Decoding, *precisions: str) -> Path:
+    """A folder that gets the graphs of a translator, in float32 or in these precisions, and its vocabulary."""
+    for precision in precisions or ("float32",):
+        export_onnx(TrainedRun(translator), folder, decoding, precision)
+    TrainedRun(translator).pipeline.save_vocabularies(folder)
+    return folder
+
+
+def put_behind(path: Path, output: str, operator: str, value: Any) -> None:
+    """Puts an operator with a value behind an output of a graph."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
+    fault = np.array(value, "int32" if output.endswith("_ids") else "float32")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(fault, "fault"))
+    model.graph.node.append(onnx.helper.make_node(operator, [f"{output}/before", "fault"], [output]))
+    onnx.save(model, path)
 
 
 def of(model, folder):

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 
-from export.__main__ import main
 from export.artefacts import Artefact, Decoding, TrainedRun, artefacts_in
 from export.certificate import comparison, execution
 from export.certificate.comparison import KeptCertificate, certify, validation_text, verify
@@ -27,8 +26,10 @@ from export.onnx.export import write_graph
 from keras_transformer.core.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
-from tests.export.conftest import DECODING, ROOT
+from tests.answers import answer, printed, refused
+from tests.export.conftest import DECODING
 from tests.golden.stored import unpack
+from tests.processes import ROOT
 
 # What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
 NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \
@@ -76,13 +77,10 @@ def kept(exported, tmp_path) -> Path:
     return folder
 
 
-def test_an_export_is_certified_again_by_its_run_or_by_what_its_certificate_keeps(
-    kept, trained, stored_run, tmp_path, capsys
-):
+def test_an_export_is_certified_again_by_its_run_or_by_what_its_certificate_keeps(kept, trained, stored_run):
     """test_planted_faults.py does so for every kind of run, but not by the command."""
     before = {path: path.read_bytes() for path in kept.rglob("*.*")}
-    assert main(["--verify", str(kept)]) == 0
-    report = capsys.readouterr().out
+    report = printed("export", "--verify", kept)
     assert "Every artefact holds." in report and report.count("| `onnx/") == 4 and "the model is not there" in report
     assert {path: path.read_bytes() for path in kept.rglob("*.*")} == before
     (kept / "onnx" / "encoder.onnx").unlink()
@@ -91,12 +89,13 @@ def test_an_export_is_certified_again_by_its_run_or_by_what_its_certificate_keep
     about = {entry.key: entry for entry in model.metadata_props}
     about["decoding"].value = json.dumps(asdict(DECODING))  # it claims another search than it has
     onnx.save(model, path)
-    assert main(["--verify", str(kept), str(stored_run)]) == 1
-    report = capsys.readouterr().out
-    assert "its score differs from the model's log P" in report and "the model is not there" not in report
+    status, report, _ = answer("export", "--verify", kept, stored_run)
+    assert (
+        status == 1 and "its score differs from the model's log P" in report and "the model is not there" not in report
+    )
 
 
-def test_what_is_not_there_is_told_and_one_artefact_can_be_verified_alone(kept, capsys, monkeypatch):
+def test_what_is_not_there_is_told_and_one_artefact_can_be_verified_alone(kept, monkeypatch):
     """A step says nothing without its encoder, so whoever has the step alone has no artefact."""
     told, whole, halves = "not checked, because not there: ", "onnx/translate.onnx", "onnx/encoder.onnx + step.onnx"
     other, ran = kept / "tokenizer.model", []
@@ -118,25 +117,21 @@ def test_what_is_not_there_is_told_and_one_artefact_can_be_verified_alone(kept, 
     ):
         for name in gone:
             (kept / "onnx" / f"{name}.onnx").unlink()
-        assert main(["--verify", str(path)]) == status
-        out, found = capsys.readouterr()
-        assert ran == names and (err in found if err else told not in found)
+        code, out, found = answer("export", "--verify", path)
+        assert (code, ran) == (status, names) and (err in found if err else told not in found)
         assert ("Every artefact holds." in out) == (status == 0)
         ran.clear()
 
 
-def test_verify_refuses_the_flags_of_an_export_and_a_run_of_another_kind(kept, stored_run, capsys):
+def test_verify_refuses_no_request_and_a_run_of_another_kind(kept, stored_run):
     content = json.loads((kept / "certificate.json").read_text())
     content["run"]["model"] = json.dumps({**json.loads(content["run"]["model"]), "context_length": 9})
     (kept / "certificate.json").write_text(json.dumps({**content, "kind": "language-model"}))
     for request, words in (
-        ("--verify x --out x", "no --out: leave it out"),
-        ("--verify x --beams 2", "no --beams: leave it out"),
         ("", "expected a run folder to export, or --verify"),
         (f"--verify {kept} {stored_run}", "an export of another kind of model"),
     ):
-        assert main(request.split()) == 2
-        assert words in capsys.readouterr().err
+        assert words in refused("export", *request.split())
 
 
 @pytest.fixture

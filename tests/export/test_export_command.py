@@ -2,12 +2,9 @@
 
 import argparse
 import errno
-import itertools
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -18,18 +15,16 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from export import __main__ as command
 from export import tflite
-from export.__main__ import main
 from export.artefacts import open_run
 from export.certificate.report import Certificate
 from export.exporting import planned
 from keras_transformer.core import folders
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import install
-from keras_transformer.runs.export_folder import ExportFolder
 from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
-from tests.export.conftest import ROOT
+from tests.answers import answer, refused
 from tests.golden.stored import unpack
-from tests.killed import killed_after
+from tests.processes import PROGRAMS, run_python
 
 NOTHING = Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
 
@@ -44,8 +39,7 @@ def test_the_same_run_and_flags_give_the_same_files(exported, stored_run, tmp_pa
     They have the same bytes. Only the graph has now and then other bytes, as many, of as many nodes of each kind:
     TensorFlow writes it in another order.
     """
-    program, environment = ROOT / "tests" / "programs" / "export_again.py", {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, program, stored_run, tmp_path], env=environment, check=True)
+    run_python(PROGRAMS / "export_again.py", stored_run, tmp_path)
     graph, sizes, operators = "saved_model/saved_model.pb", set(), []
     for content in ((folder / graph).read_bytes() for folder in (exported, tmp_path)):
         functions = SavedModel.FromString(content).meta_graphs[0].graph_def.library.function
@@ -68,10 +62,10 @@ def quick(monkeypatch):
 
     monkeypatch.setattr("export.tflite.export_tflite", export_tflite)
     monkeypatch.setattr("export.exporting.certify", lambda *_: NOTHING)
-    return lambda *flags: main([*map(str, flags), "--format", "tflite"])
+    return lambda *flags: answer("export", *flags, "--format", "tflite")
 
 
-def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, capsys, monkeypatch):
+def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, monkeypatch):
     """On the screen, in the certificate and in the metadata."""
     about = lambda run, *rest: replace(NOTHING, run=run.metadata(rest[2], "float32"))  # noqa: E731
     monkeypatch.setattr("export.exporting.certify", about)
@@ -81,8 +75,8 @@ def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, cap
         config = replace(read_config(run_folder), weights=weights)
         config.settings["steps"] = 3000
         write_config(RunFolder(run_folder), config)
-        assert quick(run_folder, "--sentences", tmp_path / "text", "--out", tmp_path / f"out{place}") == 0
-        told = capsys.readouterr().err + (tmp_path / f"out{place}" / "CERTIFICATE.md").read_text()
+        status, _, told = quick(run_folder, "--sentences", tmp_path / "text", "--out", tmp_path / f"out{place}")
+        told += (tmp_path / f"out{place}" / "CERTIFICATE.md").read_text()
         for sign in (
             "warning: the run is unfinished, at {}: `",
             "**The run is unfinished**, at {}: ",
@@ -92,11 +86,10 @@ def test_an_export_of_an_unfinished_run_says_so(quick, run_folder, tmp_path, cap
             assert (sign.format(steps) in told) == (weights not in ended)
 
 
-def test_an_export_is_replaced_only_when_asked_and_by_a_whole_one(quick, stored_run, tmp_path, capsys, monkeypatch):
+def test_an_export_is_replaced_only_when_asked_and_by_a_whole_one(quick, stored_run, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert quick(stored_run, "--out", out) == 0
-    assert quick(stored_run, "--out", out) == 2
-    assert "--overwrite" in capsys.readouterr().err
+    assert quick(stored_run, "--out", out)[0] == 0
+    assert "--overwrite" in quick(stored_run, "--out", out)[2]
     (out / "tflite" / "float32.tflite").write_text("old")
     before = files_in(out)
 
@@ -109,56 +102,32 @@ def test_an_export_is_replaced_only_when_asked_and_by_a_whole_one(quick, stored_
     for failing, status, message in ((full, 1, "No space left on device"), (stopped, 143, "stopped by SIGTERM")):
         with monkeypatch.context() as patch:
             patch.setattr("export.tflite.export_tflite", failing)
-            assert quick(stored_run, "--out", out, "--overwrite") == status
-        assert message in capsys.readouterr().err
+            found, _, told = quick(stored_run, "--out", out, "--overwrite")
+        assert found == status and message in told
         assert files_in(out) == before and (out / "tflite" / "float32.tflite").read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with folders.locked(out):
-        assert quick(stored_run, "--out", out, "--overwrite") == 2
-    assert f"{out} is being written by process {os.getpid()} on " in capsys.readouterr().err
+        told = quick(stored_run, "--out", out, "--overwrite")[2]
+    assert f"{out} is being written by process {os.getpid()} on " in told
 
 
-def test_an_export_that_does_not_hold_is_written_beside_unless_it_is_forced(
-    quick, stored_run, tmp_path, capsys, monkeypatch
-):
-    out, refused = tmp_path / "out", tmp_path / "out.refused"
-    assert quick(stored_run, "--out", out) == 0
+def test_an_export_that_does_not_hold_is_written_beside_unless_it_is_forced(quick, stored_run, tmp_path, monkeypatch):
+    out, aside = tmp_path / "out", tmp_path / "out.refused"
+    assert quick(stored_run, "--out", out)[0] == 0
     (out / "tflite" / "float32.tflite").write_text("old")
     before = files_in(out)
     monkeypatch.setattr(Certificate, "holds", property(lambda self: False))
     for _ in range(2):  # the second is refused in the place of the first
-        assert quick(stored_run, "--out", out, "--overwrite") == 1
-        told, error = capsys.readouterr()
-        assert "Not every artefact holds" in told
-        assert f"see {refused}/CERTIFICATE.md; {out} is as it was: --force-publish writes there all the same" in error
-        assert files_in(out) == files_in(refused) == before and sorted(tmp_path.iterdir()) == [out, refused]
-        assert [(folder / "tflite/float32.tflite").read_text() for folder in (out, refused)] == ["old", "translator"]
-    assert quick(stored_run, "--out", out, "--overwrite", "--force-publish") == 1
+        status, told, error = quick(stored_run, "--out", out, "--overwrite")
+        assert status == 1 and "Not every artefact holds" in told
+        assert f"see {aside}/CERTIFICATE.md; {out} is as it was: --force-publish writes there all the same" in error
+        assert files_in(out) == files_in(aside) == before and sorted(tmp_path.iterdir()) == [out, aside]
+        assert [(folder / "tflite/float32.tflite").read_text() for folder in (out, aside)] == ["old", "translator"]
+    assert quick(stored_run, "--out", out, "--overwrite", "--force-publish")[0] == 1
     assert (out / "tflite" / "float32.tflite").read_text() == "translator" and "see {out}/CERT" not in error
 
 
-def test_an_export_that_is_replaced_when_the_process_is_killed_is_the_old_one_or_the_new_one(
-    quick, stored_run, tmp_path, monkeypatch
-):
-    run, out = open_run(stored_run), tmp_path / "exported" / "out"
-    monkeypatch.setattr("export.exporting.open_run", lambda _: run)
-    assert quick(stored_run, "--out", out) == 0
-    (out / "tflite" / "float32.tflite").write_text("old")
-    shutil.copytree(out, tmp_path / "saved")
-    for steps in itertools.count():
-        status = None
-        with killed_after(steps):
-            status = quick(stored_run, "--out", out, "--overwrite")
-        text = (ExportFolder(out).path / "tflite" / "float32.tflite").read_text()
-        assert files_in(out) - {folders.LOCK} == files_in(tmp_path / "saved") and text in ("old", "translator")
-        if text == "translator":
-            break
-    assert steps > 10 and status is None
-    assert quick(stored_run, "--out", out, "--overwrite") == 0
-    assert files_in(tmp_path / "exported") == {f"out/{name}" for name in files_in(tmp_path / "saved")}
-
-
-def test_verify_uses_an_option_or_refuses_it(stored_run, tmp_path, capsys):
+def test_verify_uses_an_option_or_refuses_it(stored_run, tmp_path):
     parser = argparse.ArgumentParser()
     command.add_options(parser)
     for action in parser._actions[2:]:  # the first are --help and the run
@@ -167,29 +136,27 @@ def test_verify_uses_an_option_or_refuses_it(stored_run, tmp_path, capsys):
         value = __file__ if action.metavar == "FILE" else str(next(iter(action.choices or "1")))
         given = [flag, *([] if action.nargs == 0 else [value])]
         for run in ([], [str(stored_run)]):
-            assert main([*run, "--verify", str(tmp_path), *given]) == 2
-            error, is_used = capsys.readouterr().err, run and action.dest in command.TO_VERIFY_BY_RUN
+            error = refused("export", *run, "--verify", tmp_path, *given)
+            is_used = run and action.dest in command.TO_VERIFY_BY_RUN
             assert (f"--verify takes an export as it is, and no {flag}: " in error) != bool(is_used)
             assert is_used or ("give RUN too" in error) == (action.dest in command.TO_VERIFY_BY_RUN)
 
 
 def test_an_export_may_be_replaced_and_the_users_files_are_not_touched(
-    quick, exported, stored_run, tmp_path, monkeypatch, capsys
+    quick, exported, stored_run, tmp_path, monkeypatch
 ):
     command.check_place(exported, overwrite=True)
     monkeypatch.chdir(tmp_path)
-    assert quick(stored_run, "--out", ".") == 2
-    assert "a folder of its own" in capsys.readouterr().err
-    assert quick(stored_run, "--out", "out") == 0
+    assert "a folder of its own" in quick(stored_run, "--out", ".")[2]
+    assert quick(stored_run, "--out", "out")[0] == 0
     for name in ("notes.txt", "onnx-experiments"):
         (tmp_path / "out" / name).write_text("mine")
-        assert quick(stored_run, "--out", "out", "--overwrite") == 2
-        assert f"holds {name}, which is not part of an export" in capsys.readouterr().err
+        assert f"holds {name}, which is not part of an export" in quick(stored_run, "--out", "out", "--overwrite")[2]
         assert (tmp_path / "out" / name).read_text() == "mine"
         (tmp_path / "out" / name).unlink()
 
 
-def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, capsys):
+def test_wrong_requests_are_refused_before_anything_is_written(tmp_path):
     @cache
     def golden(name):
         return unpack(name, tmp_path / name)
@@ -204,8 +171,7 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, capsys)
         (golden("images"), f"--sentences {__file__}", "--task images takes none: leave them out"),
         (golden("windows"), "", "no model.keras yet"),
     ):
-        assert main([str(run), "--out", str(tmp_path / "out"), *flags.split()]) == 2
-        error = capsys.readouterr().err
+        error = refused("export", run, "--out", tmp_path / "out", *flags.split())
         assert message in error and "Traceback" not in error
         assert not (tmp_path / "out").exists()
 
@@ -222,12 +188,11 @@ def test_a_precision_that_a_format_lacks_is_left_out_and_a_missing_package_names
 
 
 def test_a_model_that_no_file_of_tflite_can_hold_is_refused_before_anything_is_written(
-    stored_run, tmp_path, monkeypatch, capsys
+    stored_run, tmp_path, monkeypatch
 ):
     size = open_run(stored_run).model.count_params()
     monkeypatch.setattr(tflite, "MAX_BYTES", 2 * size)
     out = tmp_path / "out"
-    assert main([str(stored_run), "--format", "onnx", "tflite", "--out", str(out)]) == 2
-    message = capsys.readouterr().err
+    message = refused("export", stored_run, "--format", "onnx", "tflite", "--out", out)
     assert "TFLite" in message and "float32" in message and "--precision" in message and not out.exists()
     tflite.require_size(open_run(stored_run).model, "float16", "a TFLite file")

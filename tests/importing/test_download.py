@@ -2,21 +2,18 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
-from keras_transformer.__main__ import main
 from keras_transformer.core.extras import install
+from tests.answers import refused
 from tests.importing.theirs import split, write
+from tests.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/opus-mt-en-de"
 
@@ -68,10 +65,8 @@ def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parity
 def test_a_model_is_fetched_and_imported(hub, tmp_path):
     endpoint, asked = hub
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "keras_transformer", "import", "--download", f"{NAME}@v1", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    places = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    done = run_python("-m", "keras_transformer", "import", "--download", f"{NAME}@v1", tmp_path / "run", **places)
     assert "ignored: 'steering.json'" in done.stderr
     assert (tmp_path / "run" / "model.keras").is_file()
     fetched = {path.split("?")[0].rpartition("/")[2] for path in asked if path.startswith(f"/{NAME}/resolve/v1/")}
@@ -82,7 +77,7 @@ def test_a_model_is_fetched_and_imported(hub, tmp_path):
 
 
 @pytest.mark.parity
-def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch, capsys):
+def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     for name, status, message in (
@@ -92,13 +87,11 @@ def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypa
         (NAME, 1, f"cannot download {NAME}: "),
     ):
         monkeypatch.setattr(constants, "ENDPOINT", hub[0] if status == 2 else "http://127.0.0.1:9")
-        assert main(["import", "--download", name, str(tmp_path / "run")]) == status
-        assert f"error: {message}" in capsys.readouterr().err
+        assert f"error: {message}" in refused("import", "--download", name, tmp_path / "run", status=status)
         assert not (tmp_path / "run").exists()
 
 
-def test_without_the_package(tmp_path, monkeypatch, capsys):
+def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main(["import", "--download", NAME, str(tmp_path / "run")]) == 2
     told = f"--download needs the package huggingface_hub, which is not installed: {install('import')}"
-    assert told in capsys.readouterr().err
+    assert told in refused("import", "--download", NAME, tmp_path / "run")

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.importing.huggingface import ARCHITECTURES, read_huggingface
 from keras_transformer.text.tokenizer import END
 from tests.importing.theirs import KINDS, change, safetensors, split, tensors_of, write
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT
 
 
 def arrays_of(folder):

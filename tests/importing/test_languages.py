@@ -1,6 +1,5 @@
 """Models of many languages are imported: they read and write as those of transformers."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from keras_transformer.spec.search_options import Decoding, penalty
 from keras_transformer.text.datasets import datasets_from_files
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
+from tests.answers import answer, refused
 from tests.importing.language_models import (
     FOLDERS,
     M2M_TAGS,
@@ -236,7 +236,7 @@ def test_sinusoids_begin_at_2_and_their_exponents_reach_1():
     assert sinusoids(3, 7)[:, -1].tolist() == [0, 0, 0] and sinusoids(2, 2).shape == (2, 2)
 
 
-def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
+def test_commands_name_the_languages(tmp_path, eager):
     folder = folder_without_transformers(tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     translator: Any = keras_transformer.import_huggingface(folder)
@@ -244,23 +244,30 @@ def test_commands_name_the_languages(tmp_path, eager, monkeypatch, capsys):
     assert read_config(tmp_path / "run").language_tags == translator.language_tags
     expected = translator.between("en", "de").translate(lines, max_length=6)
 
-    def answer(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
-        return (main(["translate", run, "--max-length", "6", *flags]), *capsys.readouterr())
+    def answered(*flags: str) -> tuple[int, str, str]:
+        return answer("translate", run, "--max-length", 6, *flags, stdin="\n".join(lines))
 
     for engine in ("keras", "onnx"):
-        code, out, _ = answer("--source-language", "en", "--target-language", "de", "--engine", engine)
+        code, out, _ = answered("--source-language", "en", "--target-language", "de", "--engine", engine)
         assert code == 0 and out.splitlines() == expected
     graphs = {*(tmp_path / "run").rglob("*.onnx")}
     for source, target in (("de", "ast"), ("ast", "en")):
         others = translator.between(source, target).translate(lines, max_length=6)
-        code, out, _ = answer("--source-language", source, "--target-language", target, "--engine", "onnx")
+        code, out, _ = answered("--source-language", source, "--target-language", target, "--engine", "onnx")
         assert code == 0 and out.splitlines() == others
     assert len(graphs) == 1 and {*(tmp_path / "run").rglob("*.onnx")} == graphs, "one graph serves all languages"
-    code, _, told = answer("--source-language", "en")
+    loaded = keras_transformer.load(run)
+    assert "in ONNX Runtime" in repr(loaded)
+    for num_beams in (1, None):
+        pair = (each.between("en", "ast") for each in (loaded, translator))
+        one, other = (each.translate(lines, max_length=6, num_beams=num_beams) for each in pair)
+        assert one == other != expected
+    with pytest.raises(RequestError, match="name those that are meant by --source-language and --target-language"):
+        loaded.translate("sea")
+    code, _, told = answered("--source-language", "en")
     assert code == 2 and "this model translates between 3 languages, such as de, en, ast: name those" in told
     assert "by --target-language" in told
-    code, _, told = answer("--source-language", "eng", "--target-language", "de")
+    code, _, told = answered("--source-language", "eng", "--target-language", "de")
     assert code == 2 and "one of the model's 3 languages, such as en, de, ast; received 'eng'" in told
     for name, text in (("s", lines), ("t", ["die hunde", "", "das meer"])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
@@ -343,21 +350,6 @@ def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, mo
     assert train("--source-language en --target-language ast --resume --steps 3")[0] == 0, score
 
 
-def test_a_run_that_is_loaded_with_graphs_serves_all_languages(tmp_path, eager):
-    assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
-    by_keras, by_graphs = (keras_transformer.load(tmp_path / "run", engine=engine) for engine in ("keras", "auto"))
-    assert "in ONNX Runtime" in repr(by_graphs)
-    found = []
-    for target in ("ast", "de"):
-        for options in ({"max_length": 6}, {"max_length": 5, "num_beams": 1}):
-            one, other = (each.between("en", target).translate(LINES, **options) for each in (by_keras, by_graphs))
-            assert one == other
-            found.append(one)
-    assert found[0] != found[2]
-    with pytest.raises(RequestError, match="name those that are meant by --source-language and --target-language"):
-        by_graphs.translate("sea")
-
-
 def test_a_run_with_damaged_tags_is_refused(tmp_path, eager):
     folder = folder_without_transformers(tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
@@ -390,8 +382,7 @@ def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eager, ca
     translator.save(tmp_path / "run")
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES))
     flags = [str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--sentences", str(tmp_path / "lines")]
-    assert main(["export", *flags]) == 2
-    assert "name those that are meant by --source-language and --target-language" in capsys.readouterr().err
+    assert "name those that are meant by --source-language and --target-language" in refused("export", *flags)
     sides = ["--source-language", "en", "--target-language", "ast"]
     options = ["--format", "saved_model", "onnx", "tflite", "--beams", "2", "--max-length", "5", "--n-best", "2"]
     assert main(["export", *flags, *sides, *options]) == 0, capsys.readouterr().err

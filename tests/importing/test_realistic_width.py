@@ -19,9 +19,9 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.text.tokenizer import END
 from tests.importing.language_models import greedy, logits_agree, tokenizer_of_m2m
 from tests.importing.theirs import TAGS, pieces_of, sentencepiece_of
+from tests.processes import ROOT
 
 pytestmark = [pytest.mark.parity, pytest.mark.long]
-ROOT = Path(__file__).resolve().parents[2]
 NUM_PIECES, LONGEST, NUM_TRANSLATED, NUM_BEAMS = 8_000, 32, 20, 4
 SIDES: dict[str, Any] = {
     "d_model": 512, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 8,

@@ -1,6 +1,5 @@
 """Models whose vocabulary is a tokenizer of Hugging Face's take and give text, and become runs."""
 
-import io
 import json
 import re
 import shutil
@@ -21,6 +20,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.text import huggingface_tokenizer
 from keras_transformer.text.huggingface_tokenizer import HuggingFaceTokenizer, load_tokenizer, rendered
 from keras_transformer.text.tokenizer import END, MASK, START, UNKNOWN
+from tests.answers import printed
 from tests.importing.text_models import (
     BART,
     ENCODERS,
@@ -141,19 +141,17 @@ def test_ids_of_a_list_of_words_and_of_a_tokenizer_in_json(tmp_path):
 ASKED = "{{ bos_token }} 4{% for one in messages %} {{ one.content }}{% endfor %} {{ 5 if add_generation_prompt }}"
 
 
-def test_a_chat_becomes_text_by_the_models_own_template(tmp_path, capsys):
+def test_a_chat_becomes_text_by_the_models_own_template(tmp_path):
     """In a file of its own or in the tokenizer's; a start that the tokenizer puts there stands once."""
     folder, run = write("llama", tmp_path / "folder"), tmp_path / "run"
     (folder / "chat_template.jinja").write_text(ASKED)
     assert main(["import", str(folder), str(run)]) == 0
     tokenizer = load_tokenizer(run / "tokenizer.json")
     assert tokenizer.chat_text([{"role": "user", "content": "7 8"}]) == " 4 7 8 5"
-    printed = []
+    told = []
     for flags in (["--chat", "--prompt", "7 8"], ["--beams", "1", "--prompt", " 4 7 8 5"]):
-        capsys.readouterr()
-        assert main(["generate", str(run), "--tokens", "5", *flags]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[1] == f" 4 7 8 5{printed[0]}", "a chat shows the answer alone"
+        told.append(printed("generate", run, "--tokens", "5", *flags))
+    assert told[1] == f" 4 7 8 5{told[0]}", "a chat shows the answer alone"
     (folder / "chat_template.jinja").unlink()
     named = [{"name": "tools", "template": "3"}, {"name": "default", "template": ASKED}]
     for template in (ASKED, named):
@@ -212,7 +210,7 @@ def test_lists_of_tokens_and_merges(kind, special, tmp_path):
             read_huggingface(folder)
 
 
-def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager, monkeypatch, capsys):
+def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager):
     translator: Any = keras_transformer.import_huggingface(write("bart", tmp_path))
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     assert translator.source_tokenizer.encode(["4 49 3", "", "5 2 5 1"]) == [
@@ -227,9 +225,8 @@ def test_a_translator_begins_as_bart_is_forced_to(tmp_path, eager, monkeypatch, 
         assert (table[len(theirs) :] == theirs[-1]).all(), "positions beyond the last have the last vector"
     assert translator.max_source_length == 27
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"4 49 3\n9 8 7\n")))
-    assert main(["translate", str(tmp_path / "run"), "--engine", "onnx"]) == 0
-    assert capsys.readouterr().out.splitlines() == translator.translate(["4 49 3", "9 8 7"])
+    told = printed("translate", tmp_path / "run", "--engine", "onnx", stdin="4 49 3\n9 8 7\n")
+    assert told.splitlines() == translator.translate(["4 49 3", "9 8 7"])
 
 
 @pytest.mark.parametrize(("kind", "start"), [("gpt2", 59), ("llama", 1)])

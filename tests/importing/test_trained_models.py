@@ -14,9 +14,9 @@ from keras import ops
 import keras_transformer
 from keras_transformer.spec.search_options import SearchOptions
 from tests.layer_check import array
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.parity
-ROOT = Path(__file__).resolve().parents[2]
 CLOSE, NUM_SENTENCES, NUM_TOKENS = 0.99999, 200, 12
 QUESTIONS = [
     "What is the capital of France?", "Name three colours.", "Write a haiku about rain.", "Who wrote Faust?",

@@ -8,6 +8,7 @@ from PIL import Image
 import keras_transformer
 from keras_transformer.__main__ import main
 from keras_transformer.importing.huggingface import read_huggingface
+from tests.answers import printed, refused
 from tests.importing.theirs import change, write
 
 
@@ -34,12 +35,11 @@ def test_the_command_writes_a_run_that_classifies_images(tmp_path, capsys):
     files = sorted((photos / "birds").iterdir())
     kept = np.load(run / "validation.npz", allow_pickle=False)["images"]
     np.testing.assert_array_equal(kept, [recognizer.pixels(file) for file in files])
-    assert main(["classify", str(run), *map(str, files)]) == 0
-    labels = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    labels = [line.split("\t")[0] for line in printed("classify", run, *files).splitlines()]
     assert labels == [one.label for one in recognizer.classify(files)]
 
 
-def test_the_command_refuses_what_does_not_fit(tmp_path, monkeypatch, capsys):
+def test_the_command_refuses_what_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.png").write_bytes(b"broken")
@@ -48,6 +48,5 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, monkeypatch, capsys):
         ("bert-labels", "--valid-images is for --task images; received it"),
     ):
         write(kind, tmp_path / kind)
-        assert main(["import", kind, "run", "--valid-images", "broken"]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused("import", kind, "run", "--valid-images", "broken")
     assert not (tmp_path / "run").exists()

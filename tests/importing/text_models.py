@@ -21,13 +21,7 @@ LINES = [
     "don't (stop) [now] {x} @ #1",
 ]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-SIZES: dict[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-}
+LAYERS: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1}
 HEADS: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 BART = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
@@ -192,7 +186,7 @@ def bart(folder: Path, tokenizer: Any = None, width: int = 16) -> Any:
 
     tokenizer = tokenizer or byte_bpe_with_ends()
     wider: Any = {"d_model": width, "encoder_ffn_dim": 3 * width // 2, "decoder_ffn_dim": 3 * width // 2}
-    sizes: Any = {**SIZES, **wider, **HEADS}
+    sizes: Any = {**LAYERS, **HEADS, **wider}
     config = transformers.BartConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, **sizes)
     names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), BART, strict=True))
     model: Any = transformers.BartForConditionalGeneration(config)

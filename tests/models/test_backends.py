@@ -1,18 +1,14 @@
 """Saved models, layers and losses compute the same on the TensorFlow, JAX and PyTorch backends, each in a process."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.layer_check import array
 from tests.models.combinations import COMBINATIONS, make_model
 from tests.models.variants import cached_logits, make_inputs
+from tests.processes import ROOT, run_python
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 # What the models of the first test do not have.
 LOSSES = ["training/test_losses.py", "training/test_one_mean.py", "test_ranking.py"]
 TIES = "decoding/test_search.py::test_of_equal_values_the_first_are_chosen_with_keras_and_without"
@@ -28,14 +24,6 @@ ON_JAX = [
 ON_TORCH = ["layers", "test_keras_citizen.py", "models/test_token_model.py", "models/test_image_classifier.py"]
 # The models that train: those with every part that has a loss of its own, and windows, gates and general scores.
 TRAINED = list(COMBINATIONS)[:2]
-
-
-def run(backend: str, folder: Path, *arguments: str) -> None:
-    """Runs Python with these arguments in a process of its own, under a backend of Keras."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(TESTS.parent)}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, f"under {backend}: {done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +48,7 @@ def expected(tmp_path_factory):
 def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(backend, expected, tmp_path):
     folder, values = expected
     program, results = TESTS / "models" / "on_backend.py", tmp_path / "results.npz"
-    run(backend, tmp_path, str(program), str(folder), str(results), ",".join(TRAINED))
+    run_python(program, folder, results, ",".join(TRAINED), folder=tmp_path, KERAS_BACKEND=backend)
     for name, found in dict(np.load(results)).items():
         of_training = name.endswith("losses")
         rtol, atol = (1e-4, 1e-4) if of_training else (0.0, 2e-5)
@@ -72,5 +60,6 @@ def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(ba
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_and_losses_pass_there_too(backend, tmp_path):
-    tests = [str(TESTS / name) for name in (*LOSSES, TIES, *(ON_JAX if backend == "jax" else ON_TORCH))]
-    run(backend, tmp_path, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}", *tests)
+    tests = [TESTS / name for name in (*LOSSES, TIES, *(ON_JAX if backend == "jax" else ON_TORCH))]
+    words = ["-m", "pytest", "-x", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *tests]
+    run_python(*words, folder=tmp_path, KERAS_BACKEND=backend)

@@ -22,6 +22,7 @@ from keras_transformer.text.datasets import Epochs, _PyEpochs, datasets_from_fil
 from keras_transformer.text.feeding import Batch
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
+from tests.processes import PROGRAMS, run_python
 from tests.text.plans import batches_of, pairs_of
 from tests.tiny_corpus import write_corpus
 
@@ -119,10 +120,9 @@ def test_epochs_that_are_broken_off_and_those_of_jax_and_pytorch(files, backward
 
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_fit_on_other_backends(backend, run_program) -> None:
+def test_fit_on_other_backends(backend) -> None:
     some = "needs_no_numbers or order_of_its_own or weighs_alike"
-    done = run_program("run_tests", __file__, "-k", some, KERAS_BACKEND=backend)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    run_python("-m", "pytest", "-x", "-p", "no:cacheprovider", __file__, "-k", some, KERAS_BACKEND=backend)
 
 
 def test_the_tokenised_text_is_kept_in_a_cache(files, backwards, tmp_path, monkeypatch) -> None:
@@ -168,8 +168,7 @@ def test_what_cannot_be_trained_on_is_refused(files, backwards, monkeypatch) -> 
 
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="replicas are TensorFlow's")
-def test_replicas_share_each_batch(run_program, files, backwards, tmp_path) -> None:
+def test_replicas_share_each_batch(files, backwards, tmp_path) -> None:
     """That two replicas with the parts of a batch learn what one device learns is in training/test_replicas.py."""
     backwards.save(tmp_path / "tokenizer.model")
-    done = run_program("divide_among_replicas", *files, tmp_path / "tokenizer.model")
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_python(PROGRAMS / "divide_among_replicas.py", *files, tmp_path / "tokenizer.model")

@@ -17,6 +17,7 @@ from keras_transformer.text.feeding import Batch, Place
 from keras_transformer.text.subword_sampling import SampledEpochs, SubwordSampler
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+from tests.processes import PROGRAMS, run_python
 from tests.text.plans import batches_of, real, same
 
 
@@ -160,8 +161,8 @@ def test_what_cannot_be_sampled_is_told(corpus, pairs, unigram, tmp_path, capfd)
     assert "source.model" in capfd.readouterr().err
 
 
-def test_what_a_killed_run_left_does_no_harm(corpus, run_program) -> None:
-    assert run_program("killed_while_sampling", corpus.folder).returncode == -9
+def test_what_a_killed_run_left_does_no_harm(corpus) -> None:
+    run_python(PROGRAMS / "killed_while_sampling.py", corpus.folder, status=-9)
     (abandoned,) = corpus.folder.glob("*-sampled")
     sampled = SampledEpochs(corpus, 0.1, seed=1)
     assert not abandoned.exists()

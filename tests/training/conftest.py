@@ -1,28 +1,26 @@
 """What tests of several tasks need."""
 
-import io
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from keras_transformer.__main__ import main as command
 from keras_transformer.training import devices
+from tests.answers import answer
+from tests.tiny_corpus import write_corpus
 
 
 @pytest.fixture
-def run(capfd, monkeypatch, eager):
+def run(eager):
     """`run(*words, stdin="")` → exit status, standard output, standard error of a command. It builds no graphs."""
+    return answer
 
-    def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
-        source = stdin if isinstance(stdin, bytes) else stdin.encode()
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
-        return (command([str(word) for word in words]), *capfd.readouterr())
 
-    return run
+@pytest.fixture
+def text(tmp_path) -> dict[str, Any]:
+    """The settings that name a corpus."""
+    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
 
 
 @pytest.fixture

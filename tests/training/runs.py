@@ -3,10 +3,7 @@
 import contextlib
 import csv
 import io
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +17,6 @@ from keras_transformer.training import devices, learning
 from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.task import Run
 from tests.graphs import search_eagerly
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
@@ -96,15 +91,6 @@ def begun(folder: Path, flags: str, with_model: bool = True) -> Begun:
         said = trained(folder, flags)
     ((opened, data, model, _),) = made
     return Begun(opened, data, model, said)
-
-
-def run_module(folder: Path, name: str, *arguments: str, **environment: str) -> str:
-    """Runs a module of the repository in a process of its own; returns what it printed. Its exit status must be 0."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-m", name, *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-8000:]
-    return done.stdout
 
 
 def arrays(folder: Path, step: int, part: str = "weights") -> dict[str, np.ndarray]:

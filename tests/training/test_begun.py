@@ -22,7 +22,7 @@ from keras_transformer.training import learning, preparation, timing
 from keras_transformer.training.request import claim_folder, open_run
 from keras_transformer.training.run import run_directory
 from tests.killed import Killed, killed_after
-from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.tiny_corpus import tiny_flags
 from tests.training.runs import trained
 
 CHECKPOINT = [f"checkpoints/00000001.{part}.npz" for part in ("weights", "state")]
@@ -36,11 +36,6 @@ def folder(run_folder) -> RunFolder:
         (run_folder / name).parent.mkdir(exist_ok=True)
         (run_folder / name).write_text("old")
     return RunFolder(run_folder)
-
-
-@pytest.fixture
-def text(tmp_path) -> dict[str, str]:
-    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

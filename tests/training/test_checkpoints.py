@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.__main__ import main
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity, TokenAccuracy
@@ -23,6 +22,7 @@ from keras_transformer.optimizers import Adam
 from keras_transformer.runs import run_folder as runs
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints, average
+from tests.answers import refused
 
 PROGRESS = {"step": 7, "best_score": 12.5}
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.1}
@@ -332,7 +332,7 @@ def test_where_all_are_damaged_the_job_fails_and_the_model_is_as_it_was(folder, 
         Checkpoints(folder).restore(model, PROGRESS)
 
 
-def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_path):
+def test_average_rewrites_the_model_and_says_of_what(run_folder, tmp_path):
     run, model, saved = run_folder, compiled(model=runs.load_model(run_folder)), []
     for step in (10, 20, 30):
         fill(model, step)
@@ -348,12 +348,11 @@ def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_pat
     assert runs.read_config(run) == replace(before, weights={**how_far, "kind": "mean", "steps": [20, 30]})
 
     written = (run / "model.keras").read_bytes()
-    assert main(["average", str(run), "--last", "4"]) == 2
     told = r"error: --last must be between 1 and the 3 checkpoints kept.*received: 4\n"
-    assert re.fullmatch(told, capsys.readouterr().err)
+    assert re.fullmatch(told, refused("average", run, "--last", 4))
     DAMAGES["truncated"](run / "checkpoints/00000020.weights.npz")
-    assert main(["average", str(run), "--last", "3"]) == 1
-    assert re.search(r"00000020\.weights\.npz is damaged .*; it cannot be averaged", capsys.readouterr().err)
+    told = refused("average", run, "--last", 3, status=1)
+    assert re.search(r"00000020\.weights\.npz is damaged .*; it cannot be averaged", told)
     assert (run / "model.keras").read_bytes() == written and average(run, 1) == [30]
     with pytest.raises(RequestError, match="expected a run folder"):
         average(tmp_path, 1)

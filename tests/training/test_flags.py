@@ -21,8 +21,9 @@ from keras_transformer.text.normalization import normalizer_of
 from keras_transformer.training import devices, request
 from keras_transformer.training.flags import parser
 from tests.graphs import is_compiled_by_xla
+from tests.processes import ROOT
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import ROOT, Begun, begun
+from tests.training.runs import Begun, begun
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +117,6 @@ def test_own_text_own_validation_and_own_tokenizer(begin, plain, tokenizer, tmp_
     assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
     assert made.run.config.model["vocabulary_size"] == tokenizer.vocabulary_size
     assert all(one.split() == other.split()[::-1] for one, other in plain.run.corpus.train())
-
-
-def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
-    flags = ["--dataset", "multi30k:en-fr", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
-    assert train.main(flags) == 2
-    assert f"{tmp_path} holds neither train.en.gz nor train.en: check --data-dir" in capsys.readouterr().err
 
 
 def test_devices_and_threads_are_handed_on(begin, monkeypatch):

@@ -12,14 +12,14 @@ from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.text.feeding import Batch, padded
 from keras_transformer.training import request
 from keras_transformer.training.common_settings import settings_of
-from tests.training.runs import run_module
+from tests.processes import run_python
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("processes", [("resumed",), ("other_tasks",), ("on_one_device", "on_two_devices")])
 def test_jax_trains_without_tensorflow(processes, tmp_path):
     for case in processes:
-        run_module(tmp_path, "tests.training.on_jax", case, KERAS_BACKEND="jax")
+        run_python("-m", "tests.training.on_jax", case, folder=tmp_path, KERAS_BACKEND="jax")
 
 
 def test_what_needs_tensorflow_is_refused_by_name(monkeypatch):

@@ -19,8 +19,8 @@ from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models import Transformer
 from keras_transformer.training import devices
 from tests.graphs import has_a_loop, is_compiled_by_xla, nodes_of_a_step
+from tests.processes import run_python
 from tests.training.replicated import LONG, QUICK, adam, assert_same, batches, mean_loss, model_of, sgd, train
-from tests.training.runs import run_module
 
 BATCH, OTHER = batches()
 
@@ -29,7 +29,7 @@ BATCH, OTHER = batches()
     "cases", [pytest.param(QUICK, id="quick"), pytest.param(LONG, id="long", marks=pytest.mark.long)]
 )
 def test_two_replicas(cases, tmp_path):
-    run_module(tmp_path, "tests.training.replicated", *(case.__name__ for case in cases))
+    run_python("-m", "tests.training.replicated", *(case.__name__ for case in cases), folder=tmp_path)
 
 
 def test_several_losses_are_refused():

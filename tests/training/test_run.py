@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_transformer.__main__ import main as command
 from keras_transformer.core.errors import JobError
 from keras_transformer.runs.run_folder import load_model, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
@@ -24,19 +23,11 @@ from keras_transformer.training import timing
 from keras_transformer.training.callbacks import ProgressCounter
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import _feeding_errors, rounds_until
+from tests.answers import printed
 from tests.interrupted import interrupt
+from tests.processes import run_python
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import (
-    arrays,
-    assert_same_end,
-    assert_same_model,
-    at_step,
-    begun,
-    column,
-    rows,
-    run_module,
-    trained,
-)
+from tests.training.runs import arrays, assert_same_end, assert_same_model, at_step, begun, column, rows, trained
 
 # Each word has one translation, so a model that looks at the right word translates everything right.
 DICTIONARY = {"ba": "Ha", "do": "Le", "fi": "Si", "gu": "Vo", "ka": "Zu", "lo": "Wa", "mi": "Te"}
@@ -94,7 +85,7 @@ def straight(folder, tiny) -> str:
     return trained(folder, f"{tiny} {OPTIONS} --out straight")
 
 
-def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight, capsys):
+def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
     """In the last step of a round, and in a round. Until then it has the best weights that validation saw."""
     run, flags = folder / "a stop", f"{tiny} {OPTIONS}"
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -110,8 +101,7 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
         assert ("resuming at step 3\n" in said) == (step == 5)
         for mine, saved in zip(load_model(run).get_weights(), arrays(run, 3).values(), strict=True):
             np.testing.assert_array_equal(mine, saved)
-        assert command(["info", str(run)]) == 0
-        assert "\nmodel.keras: there; the run is unfinished: `" in capsys.readouterr().out
+        assert "\nmodel.keras: there; the run is unfinished: `" in printed("info", run)
         flags = "--resume"
     assert "resuming at step 5\n" in trained(folder, "--resume --out 'a stop'")
     opened = [path.resolve().name for path in Path("/proc/self/fd").iterdir()]
@@ -126,7 +116,8 @@ def test_killed_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
     """In processes of its own, which nothing can tidy up after."""
     killed = ["killed", shlex.split(f"{tiny} {OPTIONS} --out killed"), "", 5, True]
     resumed = ["resumed", ["--resume", "--out", "killed"], "", 0, True]
-    ended = json.loads(run_module(folder, "tests.training.worker", json.dumps([[killed], [resumed]])))
+    jobs = json.dumps([[killed], [resumed]])
+    ended = json.loads(run_python("-m", "tests.training.worker", jobs, folder=folder).stdout)
     assert ended == [[-signal.SIGKILL], [0]] and "resuming at step 3\n" in (folder / "resumed.log").read_text()
     assert_same_end(folder / "straight", folder / "killed", 6, metrics=("step", "loss", "val_loss"))
 
@@ -277,7 +268,8 @@ def test_xla_compiles_before_the_first_step_and_what_it_compiled_is_kept(tmp_pat
     kept = []
     for steps in ("1", "40"):
         own = ["--steps", steps, "--checkpoint-every", steps, "--out", steps]
-        run_module(tmp_path, "train", *shared.split(), *own, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        cache = str(tmp_path / "cache")
+        run_python("-m", "train", *shared.split(), *own, folder=tmp_path, XDG_CACHE_HOME=cache)
         kept.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("cache/keras_transformer/xla/*/*")})
     assert len(kept[0]) == 2, "a program for each shape, though there was one step"
     assert kept[1] == kept[0], "the second run compiles nothing"

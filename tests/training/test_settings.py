@@ -344,11 +344,6 @@ def opened(tmp_path, monkeypatch):
     return opened
 
 
-@pytest.fixture
-def text(tmp_path) -> dict[str, Any]:
-    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
-
-
 def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent, opened, text, capsys):
     run = opened({**text, "init_from": str(parent), "steps": 40})
     before, child = read_config(parent).settings, run.settings.as_dict()
@@ -461,6 +456,7 @@ REFUSED = {
     "--devices tpu": "received: 'tpu'",
     "--devices 9": "`devices` must name GPUs that are there",
     "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
+    "--dataset multi30k:en-fr --data-dir .": " . holds neither train.en.gz nor train.en: check --data-dir",
     "--resume --overwrite": "--resume continues a run and --overwrite removes it",
 }
 

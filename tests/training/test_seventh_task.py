@@ -1,11 +1,8 @@
 """A task that the package does not know is a folder and a line: it trains, goes on, answers, exports, holds."""
 
-import io
 import json
 import random
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +12,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.task_registry import TASKS, Task
 from keras_transformer.runs.run_folder import read_config
+from tests.answers import printed, refused
 from tests.interrupted import interrupt
 from tests.tagging.pipeline import Tagger
 from tests.tiny_corpus import resolved
@@ -55,8 +53,7 @@ def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
         main(["train", "tagging", "--help"])
     shown = capsys.readouterr().out
     assert "--tag-mark MARK" in shown and "a tag for each word" in shown and "--source " not in shown
-    assert main(["train", "--tag-mark", ":"]) == 2
-    assert "--tag-mark belongs to --task tagging" in capsys.readouterr().err
+    assert "--tag-mark belongs to --task tagging" in refused("train", "--tag-mark", ":")
 
 
 def test_a_task_of_the_same_kind_with_fewer_settings_fine_tunes_it(place):
@@ -67,23 +64,20 @@ def test_a_task_of_the_same_kind_with_fewer_settings_fine_tunes_it(place):
     assert not hasattr(settings, "tag_mark") and settings.steps == parent.settings["steps"]
 
 
-def test_it_answers_by_a_command_and_other_commands_name_it(place, capsys, monkeypatch):
+def test_it_answers_by_a_command_and_other_commands_name_it(place):
     words = ["bat", "om", "na", "tob"]
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(" ".join(words).encode() + b"\n")))
-    assert main(["tag", str(place / "whole")]) == 0
-    told = [answer.split("/") for answer in capsys.readouterr().out.split()]
+    told = [answer.split("/") for answer in printed("tag", place / "whole", stdin=" ".join(words)).split()]
     assert [word for word, _ in told] == words
     assert sum(TAGS[word[0]] == tag for word, tag in told) >= 3
-    assert main(["generate", str(place / "whole")]) == 2
-    assert "which `tag` takes" in capsys.readouterr().err
-    assert main(["embed", str(place / "whole"), "--out", str(place / "x.npy")]) == 2
-    assert "one of --task tagging, which `tag` takes" in capsys.readouterr().err
+    assert "which `tag` takes" in refused("generate", place / "whole")
+    assert "one of --task tagging, which `tag` takes" in refused("embed", place / "whole", "--out", place / "x.npy")
 
 
-def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, capsys, monkeypatch):
+def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, monkeypatch):
     monkeypatch.delitem(TASKS, "tagging")
-    assert main(["embed", str(place / "whole"), "--out", str(place / "x.npy")]) == 2
-    assert "the task 'tagging', which nothing here defines: import the module" in capsys.readouterr().err
+    assert "the task 'tagging', which nothing here defines: import the module" in refused(
+        "embed", place / "whole", "--out", place / "x.npy"
+    )
     (certificate := place / "certificate.json").write_text(
         json.dumps({"kind": "encoder", "entries": [], "run": {"task": "tagging", "model": "{}"}})
     )

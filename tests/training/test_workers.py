@@ -14,8 +14,9 @@ import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.training import devices, run, workers
+from tests.processes import run_python
 from tests.tiny_corpus import tiny_flags, write_corpus
-from tests.training.runs import run_module, trained
+from tests.training.runs import trained
 
 FLAGS = ["--checkpoint-every", "2", "--dropout", "0"]
 ADDRESSES = ["a:1", "b:1"]
@@ -47,7 +48,7 @@ def jobs(log: Path, flags: list[str], last_step: int = 0, count: int = 2) -> lis
 
 def ended(folder: Path, *rounds: list[Job]) -> list[list[int]]:
     """Runs the jobs of each round at once; returns their exit statuses."""
-    return json.loads(run_module(folder, "tests.training.worker", json.dumps(rounds)))
+    return json.loads(run_python("-m", "tests.training.worker", json.dumps(rounds), folder=folder).stdout)
 
 
 def two_workers(folder: Path, flags: list[str]) -> list[int]:

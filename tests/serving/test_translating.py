@@ -1,0 +1,125 @@
+"""The translators of a server: with the export that comes with the package."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import keras_transformer
+from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.serving.batching import Refusal
+from keras_transformer.serving.hosting import Host, Limits, named_folders
+from keras_transformer.serving.translating import TranslationEngine
+from tests.serving.test_batching import until
+
+NUMBERS = [f"{tens}-{ones}" for tens in ("twenty", "forty", "seventy", "ninety") for ones in ("one", "three", "eight")]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    host = Host({"demo": "demo"}, num_threads=2)
+    host.load()
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def engine(host: Host) -> TranslationEngine:
+    found = host.models["demo"].engine
+    assert isinstance(found, TranslationEngine)
+    return found
+
+
+def texts_of(engine: TranslationEngine, texts: list[str], **options: int) -> list[str]:
+    """The best translations of texts."""
+    found = asyncio.run(engine.submit(texts, engine.options(**options)).answers())
+    return [nbest[0].text for nbest in found]
+
+
+def test_a_text_is_translated_as_without_a_server(engine: TranslationEngine) -> None:
+    texts = ["forty-two", "- seven\n\nnine. eleven.  two", "", " \n ", "12", "one\r\ntwo"]
+    assert texts_of(engine, texts) == keras_transformer.load("demo").translate(texts)
+
+
+def test_clients_share_batches_and_get_what_they_get_alone(host: Host, engine: TranslationEngine) -> None:
+    alone = keras_transformer.load("demo").translate(NUMBERS)
+
+    async def together() -> list[str]:
+        requests = [engine.submit([text], engine.options()) for text in NUMBERS]
+        return [(await request.answers())[0][0].text for request in requests]
+
+    assert asyncio.run(together()) == alone
+    assert len(set(alone)) == len(NUMBERS)
+
+
+def test_lists_hold_the_best_translations(engine: TranslationEngine) -> None:
+    [nbest] = asyncio.run(engine.submit(["forty-two"], engine.options(n_best=3)).answers())
+    assert [one.text for one in nbest] == [
+        one.text for one in keras_transformer.load("demo").n_best(["forty-two"], n_best=3)[0]
+    ]
+
+
+def test_sentences_are_told_one_by_one_with_their_places(engine: TranslationEngine) -> None:
+    async def parts() -> list[tuple[int, int, int, str]]:
+        request = engine.submit(["one\ntwo. three.", "", "four"], engine.options())
+        return [(part.text, part.part, part.num_parts, part.answer[0].text) async for part in request.parts()]
+
+    one, two, three, four = keras_transformer.load("demo").translate(["one", "two.", "three.", "four"])
+    assert sorted(asyncio.run(parts())) == [(0, 0, 3, one), (0, 1, 3, two), (0, 2, 3, three), (2, 0, 1, four)]
+
+
+def test_what_cannot_be_divided_is_refused_and_not_cut(engine: TranslationEngine) -> None:
+    with pytest.raises(Refusal, match="cannot be divided") as refused:
+        engine.submit(["a" * 20_000], engine.options())
+    assert refused.value.status == 413
+
+
+def test_a_search_that_runs_for_nobody_is_ended_and_the_worker_goes_on(host: Host, engine: TranslationEngine) -> None:
+    request = engine.submit([" ".join(NUMBERS)] * 60, engine.options(num_beams=16))  # over the halves
+    assert until(lambda: host.scheduler.waiting_tokens == 0 or bool(host.scheduler._running))
+    request.cancel()
+    left = time.monotonic()
+    assert until(lambda: host.scheduler.is_idle)
+    assert time.monotonic() - left < 2
+    assert texts_of(engine, ["forty-two"]) == ["zweiundvierzig"]
+
+
+def test_a_host_tells_what_it_holds(host: Host) -> None:
+    demo = host.models["demo"]
+    assert (demo.pairs, demo.precision, demo.holds, demo.task) == ([("en", "de")], "int8", True, "translation")
+    assert host.model_for("en", "de") is demo
+    assert host.model_for("de", "en") is None
+    assert host.sources == ["en"]
+
+
+def test_models_are_replaced_while_requests_run(host: Host, engine: TranslationEngine) -> None:
+    before = host.models["demo"]
+    request = engine.submit(NUMBERS, engine.options())
+    host.reload()
+    assert host.models["demo"] is not before
+    assert host.models["demo"].identity == before.identity
+    assert len(asyncio.run(request.answers())) == len(NUMBERS)
+
+
+def test_a_model_that_does_not_answer_its_probes_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_transformer.decoding.onnx_decoder.check", lambda *given: 1 / 0)
+    host = Host({"demo": "demo"}, Limits(), num_threads=1)
+    try:
+        with pytest.raises((JobError, ZeroDivisionError)):
+            host.load()
+        assert not host.is_ready
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("words", [["a=x", "a=y"], ["demo", "demo=x"]])
+def test_two_models_of_one_name_are_refused(words: list[str]) -> None:
+    with pytest.raises(RequestError, match="two models have the name"):
+        named_folders(words)
+
+
+def test_names_cannot_leave_their_place_in_an_address() -> None:
+    with pytest.raises(RequestError, match="expected names of letters"):
+        Host({"../x": "demo"})
+    assert named_folders(["runs/one/onnx", "en-de=two"]) == {"one": "runs/one/onnx", "en-de": "two"}
