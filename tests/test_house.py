@@ -25,7 +25,7 @@ keras_transformer.__main__ train export.__main__
 export.exporting
 keras_transformer.__init__
 keras_transformer.serving
-export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub
+export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub export.triton
 export.hub_text
 export.artefacts export.hub_forms export.tflite_converter
 export.word_pieces
