@@ -14,6 +14,7 @@ from keras_transformer.commands.parser import CommandParser
 from keras_transformer.core.errors import command_line, exit_status
 from keras_transformer.core.extras import warn_of_namesake
 from keras_transformer.core.version import __version__
+from keras_transformer.serving.serve import add_serve_options, serve
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
 
@@ -52,6 +53,7 @@ CORE_COMMANDS = {
         export.run, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
         run_help="", extra="export",
     ),
+    "serve": Command(serve, "answer over HTTP, with a page to try it", add_serve_options, run_help="", extra="serve"),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from keras_transformer.layers.attention import keys_mask
 from keras_transformer.spec import part_registry
 from tests.layer_check import array, assert_close, assert_equal, functional, random, randomize
 from tests.layers.test_contract import BATCH, CASES, WIDTH, X
+from tests.processes import run_python
 
 BLOCK: dict[str, Any] = {"num_heads": 2, "key_dim": 4, "intermediate_dim": 9}
 ALL: list[tuple[type[Any], dict[str, Any], tuple[np.ndarray, ...]]] = [*CASES]
@@ -119,8 +120,6 @@ def states_of(model: Any, ids: Any) -> Any:
 
 def test_what_trains_is_saved_and_the_same_in_a_fresh_process(tmp_path):
     """Every layer; and models of one's own on ours: functional ones that take fixed or any lengths, and subclasses."""
-    from tests.models.test_backends import run
-
     for number, (layer_class, settings, inputs) in enumerate(ALL):
         more = {"sublayer": keras.activations.tanh} if issubclass(layer_class, layers.Residual) else {}
         model = functional(layer_class(**settings), inputs, more)
@@ -137,7 +136,7 @@ def test_what_trains_is_saved_and_the_same_in_a_fresh_process(tmp_path):
             model.train_on_batch(IDS, np.arange(8) % 3)
             assert np.abs(array(model(IDS)) - before).max() > 1e-4
             keep(model, IDS, tmp_path / f"{kind.__name__} {type(model).__name__}")
-    run(keras.config.backend(), tmp_path, __file__, str(tmp_path))
+    run_python(__file__, tmp_path, folder=tmp_path, KERAS_BACKEND=keras.config.backend())
 
 
 def keep(model: Any, given: Any, path: Path) -> None:

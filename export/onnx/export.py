@@ -41,6 +41,7 @@ PREFIX = ValueInfo("prefix_ids", np.int32, ["batch", "prefix"])
 LIMIT = ValueInfo("limit", np.int32, ["batch"])
 TOKENS, INDEX = ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])
 POSITIONS = ValueInfo("token_ids", np.int32, ["batch", "beams_or_positions"])
+STARTS = ValueInfo("start", np.int32, ["starts"], default=np.zeros(1, "int32"))
 BIAS = ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"])
 
 
@@ -98,7 +99,9 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     sentence one after the other. All outputs of `encoder` except `limit`.
 
     Where the second axis of `token_ids` is called beams_or_positions, a language model also takes several positions of
-    each sentence at once, from `index` on, such as those of a prompt: then rows = batch.
+    each sentence at once, from `index` on, such as those of a prompt: then rows = batch. It mostly has one input more,
+    which may be left out: `start` (rows,) int32, the first place of each row in the cache, by default 0. What stands
+    before it is not seen, and a row's positions count from there. So texts of different lengths take one step together.
 
     Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, and the cache: `present_key_i`,
     `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.
@@ -110,7 +113,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     with ops.on(r):
         tokens = POSITIONS if getattr(model, "supports_prefill", False) else TOKENS
         given, index = r.input(tokens), ops.cast(r.input(INDEX), "int64")
-        beams = [] if tokens is POSITIONS else given.sizes
+        beams, starts = [] if tokens is POSITIONS else given.sizes, [STARTS] if takes_starts(model) else []
         memories, sentences = _memory_inputs(r, model, precision) if hasattr(model, "encode") else ([], [])
         stack = model.decoder_stack if sentences else model.stack
         empty = stack.init_cache(r.zeros((given.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
@@ -118,12 +121,25 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         cache = {"beams": mapped(lambda path, one: _past(r, path, one, beams, pasts), empty), "sentences": sentences}
         token_ids = ops.cast(given, "int64")
         if tokens is POSITIONS:
-            token_ids, index = _positions(token_ids, index, keras.tree.flatten(cache["beams"])[0].sizes[0])
+            rows = keras.tree.flatten(cache["beams"])[0].sizes[0]
+            token_ids, index = _positions(token_ids, index, rows)
+            r.starts = r.broadcast_to(ops.cast(r.input(STARTS), "int64"), [rows]) if starts else None
         logits, cache = model.step(token_ids, cache, index)
         logits = ops.reshape(logits, (*given.sizes, model.vocabulary_size))
         outputs = [(ValueInfo("logits", np.float32, [*tokens.shape, model.vocabulary_size]), logits)]
         outputs += _presents(cache["beams"], pasts)
-        return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
+        return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories, *starts], outputs)
+
+
+def takes_starts(model: FamilyModel) -> bool:
+    """Tells whether rows of a cache may begin at places of their own: all parts are of this package, and none counts
+    keys from the first."""
+    parts = [part for _, part in parts_of(model, "model")]
+    return (
+        getattr(model, "supports_prefill", False)
+        and all(type(part).__module__.startswith("keras_transformer.") for part in parts)
+        and all(getattr(part, "compares_keys", True) for part in parts)
+    )
 
 
 def _positions(token_ids: SymbolicTensor, index: SymbolicTensor, rows: Size) -> tuple[SymbolicTensor, SymbolicTensor]:

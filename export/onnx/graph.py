@@ -34,6 +34,7 @@ class ValueInfo(NamedTuple):
     name: Value
     dtype: DTypeLike | None  # strings are `object`; None if the standard infers it
     shape: Shape
+    default: np.ndarray | None = None  # of an input that may be left out
 
 
 class Body(NamedTuple):
@@ -250,7 +251,7 @@ def infos(values: Iterable[ValueInfo]) -> list[onnx.ValueInfoProto]:
         onnx.ValueInfoProto(name=name)
         if dtype is None
         else helper.make_tensor_value_info(name, element_type(dtype), list(shape))
-        for name, dtype, shape in values
+        for name, dtype, shape, _ in values
     ]
 
 
@@ -289,6 +290,8 @@ def _write_checked(path: Path, model: Model, tensors: dict[Value, TensorProto], 
     graph = model.graph.proto(path.stem, tensors)
     graph.input.extend(infos(model.inputs))
     graph.output.extend(infos(model.outputs))
+    defaults = [numpy_helper.from_array(one.default, one.name) for one in model.inputs if one.default is not None]
+    graph.initializer.extend(defaults)
     domains = sorted({node.domain for node in all_nodes(graph.node)} - {""})
     proto = helper.make_model(
         graph,

@@ -166,6 +166,18 @@ def last_positions(r: Tracer, keys: SymbolicTensor, index: SymbolicTensor, most:
     return r.subtract(r.cast(index, "int64"), ages)
 
 
+def row_positions(r: Tracer, index: SymbolicTensor) -> SymbolicTensor:
+    """Counts positions from where each row begins."""
+    return index if r.starts is None else r.maximum(r.subtract(index, starts_before(r, 1)), 0)
+
+
+def starts_before(r: Tracer, num_axes: int) -> SymbolicTensor:
+    """Returns where rows begin, (B, 1, …), with so many axes behind. One node: a reshape would take two."""
+    assert r.starts is not None
+    axes, sizes = np.arange(1, num_axes + 1), [*r.starts.sizes, *[1] * num_axes]
+    return r.emit("Unsqueeze", r.starts, axes, dtype=r.starts.dtype, sizes=sizes)
+
+
 def extended_ring(
     r: Tracer, cache: SymbolicTensor, new: SymbolicTensor, index: SymbolicTensor, size: int
 ) -> SymbolicTensor:
@@ -187,9 +199,13 @@ def ring_positions(r: Tracer, keys: SymbolicTensor, size: int, index: SymbolicTe
 def cache_mask(
     r: Tracer, positions: SymbolicTensor, index: SymbolicTensor, size: int | None = None
 ) -> SymbolicTensor | None:
-    """Tells which keys a beam may see: all its own; of shared ones those of the beams that it continues."""
+    """Tells which keys a beam may see: all its own, from where its row begins; of shared ones those of the beams that
+    it continues."""
     if index.ndim:
-        return causal_cache_mask(positions, index, size)
+        seen = causal_cache_mask(positions, index, size)
+        if r.starts is None:
+            return seen
+        return r.logical_and(seen.whole, r.greater_equal(positions, starts_before(r, 3)))
     if r.seen is None:
         return None
     seen = r.expand_dims(r.seen, 1)
@@ -224,8 +240,8 @@ OVERRIDES: dict[str, Write] = {
     write.__name__: write
     for write in (
         product, embedding_lookup, by_position, projected_heads, position_axis, first_beams, reorder_cache, empty_cache,
-        extended, cached_positions, key_positions, extended_ring, ring_of, ring_positions, cache_mask, seen_softmax,
-        gather_beams,
+        extended, cached_positions, key_positions, row_positions, extended_ring, ring_of, ring_positions, cache_mask,
+        seen_softmax, gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 

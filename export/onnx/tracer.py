@@ -215,6 +215,7 @@ class Tracer:
         self.num_sharing = 1
         self.num_alone: Size = 0
         self.seen: SymbolicTensor | None = None
+        self.starts: SymbolicTensor | None = None  # (B,) where rows begin in a cache, if not all at its first place
         self.rounds: list[tuple[int, Size]] = []  # for each loop in rounds its body's depth, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now
         self._known: list[dict[tuple, Any]] = [{}]  # for each graph, its nodes

@@ -20,6 +20,7 @@ MAX_NAME = 200  # characters of a name in an object
 MAX_SHOWN = 60  # characters of a value in a message
 # What moves a terminal's cursor, begins another line, turns the direction of writing, or is no character.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half a character
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 3, 5, 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MAX_SHOWN
@@ -211,15 +212,23 @@ def read_json(path: Path, allowed: Allowed, max_bytes: int, has_constants: bool 
     return parse_json(content, allowed, has_constants)
 
 
-def parse_json(content: str | bytes, allowed: Allowed, has_constants: bool = False) -> Any:
+def parse_json(content: str | bytes, allowed: Allowed, has_constants: bool = False, is_strict: bool = False) -> Any:
     """Returns the value in JSON, as `read_json` does; bytes are UTF-8.
+
+    Args:
+        content: the JSON.
+        allowed: what the value may be.
+        has_constants: see `read_json`.
+        is_strict: whether to refuse what readers take in different ways: two values of one name, and halves of
+            characters, such as "\\ud800".
 
     Raises:
         ValueError: it is damaged or nested too deeply, or the value is not allowed (`Mismatch`).
     """
     text = content if isinstance(content, str) else content.decode("utf-8")
+    constants = None if has_constants else _refuse_constant
     try:
-        value = json.loads(text, parse_constant=None if has_constants else _refuse_constant)
+        value = json.loads(text, parse_constant=constants, object_pairs_hook=_without_twins if is_strict else None)
     except RecursionError:
         raise Mismatch(f"it is nested over {MAX_DEPTH} deep") from None
     level = [value]
@@ -228,7 +237,24 @@ def parse_json(content: str | bytes, allowed: Allowed, has_constants: bool = Fal
         level = [each for values in within for each in values]
     if level:
         raise Mismatch(f"it is nested over {MAX_DEPTH} deep")
+    if is_strict and HALF.search(text):
+        _refuse_halves(value)
     return of_type(allowed).checked(value)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise Mismatch("it holds two values of one name")
+    return values
+
+
+def _refuse_halves(value: Any) -> None:
+    """Raises Mismatch for half a character in a text of a value, which no UTF-8 spells."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Mismatch("it holds half a character (a surrogate without its other half)") from None
 
 
 def _refuse_constant(name: str) -> None:

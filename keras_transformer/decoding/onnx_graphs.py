@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -303,6 +303,46 @@ class SteppedLanguageModel(SteppedModel):
         ids = inputs["ids"]
         return np.concatenate([logits for logits, _ in self._runs(ids, self.init_cache(ids, 1, 0))], axis=1)
 
+    @property
+    def takes_starts(self) -> bool:
+        """Whether rows may begin at places of their own in a cache, so that texts of any lengths step together."""
+        names = [given.name for given in self._session_of("step").get_overridable_initializers()]
+        return "start" in names
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether one run of the graph takes several positions of a text."""
+        return self._session_of("step").get_inputs()[0].shape[1] != "beams"
+
+    @property
+    def growing_axes(self) -> list[int | None]:
+        """Of each part of the cache, the axis along which it grows with the places; None where it does not."""
+        return [[*past.shape].index("past") if "past" in past.shape else None for past in self._past]
+
+    def empty(self, num_rows: int) -> list[np.ndarray]:
+        """Returns what `next_places` takes before the first place of rows."""
+        return [values[:, 0] for values in self.no_positions(num_rows, 1)]
+
+    def next_places(
+        self, token_ids: np.ndarray, past: Sequence[np.ndarray], index: int, starts: np.ndarray
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Reads the next places of rows that step together.
+
+        Args:
+            token_ids: (rows, T) what stands there.
+            past: what the graph keeps of the places before, (rows, ...) each.
+            index: the first of the places.
+            starts: (rows,) the place where the text of each row begins; 0 unless the graph `takes_starts`.
+
+        Returns:
+            Logits (rows, T, V) of the tokens that follow, and the past of the next run.
+        """
+        feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32")}
+        feeds |= {"start": starts.astype("int32")} if self.takes_starts else {}
+        feeds |= zip((argument.name for argument in self._past), past, strict=True)
+        logits, *present = run(self._session_of("step"), None, feeds)
+        return logits, present
+
     def _known(self, ids: np.ndarray) -> list[np.ndarray]:
         """Returns the beams of the last cache, if ids (B, T) go on from what it has read."""
         read = self._last[0][0] if self._last else ids[:, :0]
@@ -310,8 +350,7 @@ class SteppedLanguageModel(SteppedModel):
 
     def _runs(self, ids: np.ndarray, cache: Cache) -> Iterator[tuple[np.ndarray, Cache]]:
         """The logits of those positions of ids (B, T) that a cache lacks, run by run, and the cache behind each run."""
-        takes_one = self._session_of("step").get_inputs()[0].shape[1] == "beams"
-        count = 1 if takes_one else max(READ_AT_ONCE // len(ids), 1)
+        count = max(READ_AT_ONCE // len(ids), 1) if self.takes_many else 1
         for index in range(cache["beams"][0].shape[-1], ids.shape[1], count):
             some = ids[:, index : index + count]
             logits, cache = self._extended(some, cache, some[:, None])
@@ -349,6 +388,7 @@ class OnnxComputations:
         num_threads: int | None = None,
         provider: str = "auto",
     ):
+        self.graphs = graphs
         self._is_step, self._path = graphs.step is not None, graphs.main
         # A step has small results. What many positions have at once shares memory without a plan as well.
         self._session = open_session(graphs.main, num_threads or num_cores(), provider, plans_memory=not self._is_step)

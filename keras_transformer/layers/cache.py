@@ -64,6 +64,15 @@ def key_positions(keys: Tensor, index: Tensor) -> Tensor:
     return cached_positions(keys)
 
 
+@ops.overridable
+def row_positions(index: Tensor) -> Tensor:
+    """Returns the positions of tokens at places () or (T,) of a cache: the same.
+
+    An export may let each row begin at a place of its own. Then they are (B, T).
+    """
+    return index
+
+
 def shorter(length: Size, most: Size) -> Size:
     """Returns the smaller of two lengths; each is a number, or a scalar that the graph knows when it runs."""
     return min(length, most) if isinstance(length, int) and isinstance(most, int) else ops.minimum(length, most)

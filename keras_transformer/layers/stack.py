@@ -14,7 +14,7 @@ from keras_transformer.core.errors import require_positive, require_rates
 from keras_transformer.layers import auxiliary_losses
 from keras_transformer.layers.attention import causal_mask, combined_masks, joint_mask
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
-from keras_transformer.layers.cache import Cache, KeysValues, Size
+from keras_transformer.layers.cache import Cache, KeysValues, Size, row_positions
 from keras_transformer.layers.layer import Layer, LayerArguments, Shape, make_part
 from keras_transformer.layers.positions import Positions, PositionTerms, sinusoidal_positions
 from keras_transformer.ops import Tensor
@@ -121,7 +121,9 @@ class Stack(Layer):
         """
         keys = self.key_positions(cache, index)
         bias = positions.bias(ops.reshape(index, (-1,)), keys, is_causal=True)
-        return PositionTerms(bias, positions.rotation(index, is_causal=True))
+        at = row_positions(index)
+        at = ops.expand_dims(at, (1, 2)) if len(at.shape) == 2 else at  # (B, 1, 1, T) beside heads (B, 1, N, T, H)
+        return PositionTerms(bias, positions.rotation(at, is_causal=True))
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: tuple) -> None:
         for block in self.blocks:
@@ -353,7 +355,7 @@ class UniversalStack(Stack):
         return [projected] * self.num_layers
 
     def _through(self, x: Tensor, apply: Callable[[int, Tensor], Tensor], index: Tensor | None = None) -> Tensor:
-        positions = ops.arange(ops.shape(x)[1]) if index is None else index
+        positions = ops.arange(ops.shape(x)[1]) if index is None else row_positions(index)
 
         def advance(step: int, x: Tensor) -> Tensor:
             waves = ops.by_position(partial(coordinates, step=step, hidden_dim=x.shape[-1]), positions)

@@ -8,6 +8,7 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.layers.attention import keys_mask, padding_mask
+from keras_transformer.layers.cache import row_positions
 from keras_transformer.layers.layer import DType
 from keras_transformer.layers.positions import Positions, PositionTerms, TokenEmbedding
 from keras_transformer.layers.stack import Stack, StackCache
@@ -200,7 +201,8 @@ class LanguageModel(TokenModel):
         """
         index = ops.convert_to_tensor(index)
         shared = self.stack.position_terms_at(self.positions, cache, index)
-        x, cache = self.stack.step(self._placed(self.embedding(token_ids), index), cache, None, index, shared)
+        x = self._placed(self.embedding(token_ids), row_positions(index))
+        x, cache = self.stack.step(x, cache, None, index, shared)
         return merge_end_ids(ops.cast(self.output_embedding.logits(x), "float32"), self.end_ids), cache
 
 

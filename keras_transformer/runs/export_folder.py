@@ -24,7 +24,7 @@ PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
 ONNX = "onnx"  # the folder of an export's graphs, with all that answering with them takes
 CERTIFICATE = "certificate.json"
 # It rises with any change of the graphs that are written of a model: runs keep graphs under this number.
-GRAPH_FORMAT = 1
+GRAPH_FORMAT = 2
 MAX_METADATA = 2**20  # bytes
 GRAPHS = (".onnx", ".tflite")  # suffixes
 # A small export that comes with this package, of a translator of English number words to German; and where it lies.

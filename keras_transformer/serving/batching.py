@@ -233,7 +233,7 @@ class Scheduler:
         self.batch_tokens = batch_tokens
         self.max_waiting_tokens = max_waiting_tokens
         self.waiting_tokens = 0
-        self._most_rows, self._observer = most_rows, observer
+        self._most_rows, self.observer = most_rows, observer
         self._waiting: tuple[dict[Batched, list[Item]], ...] = tuple({} for _ in LANES)
         self._spent = [0.0 for _ in LANES]  # seconds of workers, by the lane's share
         self._running: set[_Batch] = set()
@@ -315,9 +315,9 @@ class Scheduler:
                 if not batch.stop.is_set:
                     self._rate += 0.1 * (num_tokens / max(seconds, 1e-6) - self._rate)
                 self._changed.notify_all()
-            if self._observer:
+            if self.observer:
                 waited = begun - min(item.since for item in batch.items)
-                self._observer.batch(first.batched.model, len(batch.items), num_tokens, waited, seconds)
+                self.observer.batch(first.batched.model, len(batch.items), num_tokens, waited, seconds)
 
     def _next(self) -> _Batch | None:
         """Waits for something to run; None when the scheduler is closed."""

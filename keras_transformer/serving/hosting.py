@@ -16,11 +16,15 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.runs.export_folder import ExportFolder, Graphs, precision_of_graph
 from keras_transformer.runs.run_folder import config_of
+from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.batching import Observer, Scheduler
+from keras_transformer.serving.generating import GenerationEngine
 from keras_transformer.serving.translating import TranslationEngine
 
 PAIR = re.compile(r"([A-Za-z]{2,3}(?:_[A-Za-z]+)?)-([A-Za-z]{2,3}(?:_[A-Za-z]+)?)")
-ENGINES = (TranslationEngine,)  # each answers for the models of its tasks
+AnyEngine = TranslationEngine | GenerationEngine | AnswerEngine
+# Each answers for the models of its tasks.
+ENGINES: tuple[type[AnyEngine], ...] = (TranslationEngine, GenerationEngine, AnswerEngine)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -70,7 +74,7 @@ class Hosted:
     precision: str
     identity: str
     artefacts: Mapping[str, bool]
-    engine: TranslationEngine
+    engine: AnyEngine
     loaded_at: float
 
     @property
@@ -124,8 +128,16 @@ class Host:
             JobError: a model does not answer its probes on this machine; what was loaded before goes on.
         """
         with self._loading, checking_anew():
+            before = self._growing
             self.models = {name: self._opened(name, folder) for name, folder in self.named.items()}
             self.is_ready = True
+            for engine in before:
+                engine.retire()
+
+    @property
+    def _growing(self) -> list[GenerationEngine]:
+        """The engines that have threads of their own."""
+        return [one.engine for one in self.models.values() if isinstance(one.engine, GenerationEngine)]
 
     def reload(self) -> None:
         """Loads the models again from their folders, see `load`."""
@@ -141,13 +153,17 @@ class Host:
         return Hosted(
             name,
             task,
-            [(found[1], found[2])] if found else engine.pairs,
+            [(found[1], found[2])] if found else [*engine.pairs],
             precision_of_graph(engine.graphs.main),
             identity_of(engine.graphs),
             certified(engine.graphs) if ExportFolder(folder).is_export() else {},
             engine,
             time.time(),
         )
+
+    @property
+    def _threads(self) -> list[GenerationEngine | Scheduler]:
+        return [*self._growing, self.scheduler]
 
     def model_for(self, source: str, target: str) -> Hosted | None:
         """Returns the first model that translates between two languages; None if there is none."""
@@ -160,13 +176,15 @@ class Host:
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests, and waits until those that were accepted have their answers; False if time is over."""
-        self.is_ready = False
-        return self.scheduler.drain(seconds)
+        self.is_ready, end = False, time.monotonic() + seconds
+        ended = [one.drain(max(end - time.monotonic(), 0)) for one in self._threads]  # each refuses what is new
+        return all(ended)
 
     def close(self) -> None:
         """Ends the threads."""
         self.is_ready = False
-        self.scheduler.close()
+        for one in self._threads:
+            one.close()
 
 
 def identity_of(graphs: Graphs) -> str:

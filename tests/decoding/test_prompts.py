@@ -137,3 +137,24 @@ def test_an_attention_with_a_step_of_its_own_reads_token_by_token():
 
     assert MultiHeadAttention(2, 4).supports_prefill and not Own(2, 4).supports_prefill
     assert not SelfAttention().supports_prefill and not LocalAttention(2, 4).supports_prefill
+
+
+@MODELS
+def test_rows_that_begin_at_places_of_their_own_give_the_logits_of_each_text_alone(name, tmp_path):
+    """Whatever stands before them: no token sees it. A graph that has no such input says so."""
+    model = model_of(name)
+    graph = stepped(model, tmp_path)
+    assert graph.takes_starts == model.supports_prefill
+    if not graph.takes_starts:
+        return
+    texts = [[START, *row] for row in np.random.default_rng(3).integers(4, 40, (3, 9)).tolist()]
+    lengths = [10, 4, 7]
+    ids = np.array([[5] * (10 - length) + text[:length] for text, length in zip(texts, lengths, strict=True)], "int32")
+    starts, past = 10 - np.array(lengths, "int32"), graph.empty(3)
+    found = []
+    for first, last in ((0, 2), (2, 8), (8, 9), (9, 10)):
+        logits, past = graph.next_places(ids[:, first:last], past, first, starts)
+        found.append(logits)
+    for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+        (expected,) = graph({"ids": np.array([text[:length]], "int32")})
+        np.testing.assert_allclose(np.concatenate(found, axis=1)[row, starts[row] :], expected, atol=1e-5)

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from keras_transformer.runs.export_folder import BOUNDS, Bounds
-from tests.export.conftest import ROOT, SEARCH
+from tests.export.conftest import SEARCH
+from tests.processes import ROOT
 
 BUILD = (ROOT / "BUILD.md").read_text(encoding="utf-8")
 SECTION = BUILD.split("## Run what was exported\n")[1].split("\n## ")[0]

@@ -27,8 +27,9 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from tests.answers import answer, printed, refused
-from tests.export.conftest import DECODING, ROOT
+from tests.export.conftest import DECODING
 from tests.golden.stored import unpack
+from tests.processes import ROOT
 
 # What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
 NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \

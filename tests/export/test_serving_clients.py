@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (it registers the vocabulary's operators)
 
-from tests.export.conftest import ROOT, SEARCH
+from tests.export.conftest import SEARCH
+from tests.processes import ROOT
 
 SPLIT = "ba\x0bdo\u2028fi\x0cgu"  # a line: only \n ends one
 LINES = [SPLIT, "", "lo lo mi", *["ka"] * 30]

@@ -26,7 +26,9 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def engine(host: Host) -> TranslationEngine:
-    return host.models["demo"].engine
+    found = host.models["demo"].engine
+    assert isinstance(found, TranslationEngine)
+    return found
 
 
 def texts_of(engine: TranslationEngine, texts: list[str], **options: int) -> list[str]:
@@ -91,9 +93,9 @@ def test_a_host_tells_what_it_holds(host: Host) -> None:
     assert host.sources == ["en"]
 
 
-def test_models_are_replaced_while_requests_run(host: Host) -> None:
+def test_models_are_replaced_while_requests_run(host: Host, engine: TranslationEngine) -> None:
     before = host.models["demo"]
-    request = before.engine.submit(NUMBERS, before.engine.options())
+    request = engine.submit(NUMBERS, engine.options())
     host.reload()
     assert host.models["demo"] is not before
     assert host.models["demo"].identity == before.identity

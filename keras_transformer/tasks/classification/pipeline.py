@@ -92,8 +92,7 @@ class Classifier(TextPipeline):
         Raises:
             RequestError: see `classify`.
         """
-        for row in self.probabilities(lines, batch_size):
-            yield Prediction(self.labels[int(row.argmax())], float(row.max()))
+        yield from map(self._prediction, self.probabilities(lines, batch_size))
 
     def probabilities(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[np.ndarray]:
         """Yields the probability (C,) float32 of each label, for each text.
@@ -106,10 +105,21 @@ class Classifier(TextPipeline):
         for rows in self._read(lines, batch_size):
             yield from self._computations.run(LabelProbs(), self._ids(rows))[0]
 
+    def labels_of(self, rows: list[Ids]) -> list[Prediction]:
+        """`classify` with texts in ids, without start and end, in one batch."""
+        return [*map(self._prediction, self._computations.run(LabelProbs(), self._ids(rows))[0])]
+
+    def _prediction(self, probs: np.ndarray) -> Prediction:
+        return Prediction(self.labels[int(probs.argmax())], float(probs.max()))
+
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
         """Returns a vector for each text, (N, D) float32: the mean of its states, or what the model takes for it."""
-        found = [self._computations.run(Embedding(), self._ids(rows))[0] for rows in self._read(lines, batch_size)]
+        found = [self.vectors_of(rows) for rows in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *found])
+
+    def vectors_of(self, rows: list[Ids]) -> np.ndarray:
+        """`embed` with texts in ids, without start and end, in one batch."""
+        return self._computations.run(Embedding(), self._ids(rows))[0]
 
     def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[Filled]:
         """For each `<mask>` in each text the likeliest pieces, the best first. A mask stands for one piece. For a mask
@@ -130,14 +140,19 @@ class Classifier(TextPipeline):
         require_masks(not self.labels and self.tokenizer.has_mask)
         num_lost = 0
         for rows in self._read(lines, batch_size, has_masks=True):
-            ids = self._ids(rows)
-            for whole, read, *found in zip(rows, ids, *self._computations.run(Fills(num_best), ids), strict=True):
-                best = [self._predictions(*(each[place] for each in found)) for place in np.flatnonzero(read == MASK)]
-                lost = whole.count(MASK) - len(best)
-                num_lost += lost
-                yield [*best, *[None] * lost]
+            for filled in self.fills_of(rows, num_best):
+                num_lost += filled.count(None)
+                yield filled
         if num_lost:
             warn(f"{num_lost} mask(s) stand behind the context and are not filled")
+
+    def fills_of(self, rows: list[Ids], num_best: int) -> list[Filled]:
+        """`fill` with texts in ids, without start and end, in one batch."""
+        filled, ids = [], self._ids(rows)
+        for whole, read, *found in zip(rows, ids, *self._computations.run(Fills(num_best), ids), strict=True):
+            best = [self._predictions(*(each[place] for each in found)) for place in np.flatnonzero(read == MASK)]
+            filled.append([*best, *[None] * (whole.count(MASK) - len(best))])
+        return filled
 
     def likeliest_pieces(
         self, lines: Iterable[str], num_best: int, batch_size: int = 64

@@ -62,8 +62,8 @@ def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], 
     return Pixels(pixels.reshape(len(known), *shape), known)
 
 
-def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
-    """Returns the pixels of a file or of an array, see `read_image` and `pixels_of`."""
+def read(source: Path | bytes | np.ndarray, size: int, channels: int) -> np.ndarray:
+    """Returns the pixels of a file, of its content or of an array, see `read_image` and `pixels_of`."""
     if isinstance(source, np.ndarray):
         return pixels_of(source, size, channels)
     return read_image(source, size, channels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
 import warnings
@@ -62,7 +63,7 @@ class UnreadableImage(ValueError):
 _filtering = threading.Lock()  # all threads share the filters of warnings
 
 
-def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.ndarray:
+def read_image(path: str | os.PathLike[str] | bytes, size: int, channels: int) -> np.ndarray:
     """Returns the pixels of a file, (S, S, channels) uint8.
 
     The first picture of an animation is taken. Transparent pixels are shown on white. An image is turned upright as its
@@ -70,7 +71,7 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
     image may have 12 in their place.
 
     Args:
-        path: a file in one of `FORMATS`.
+        path: a file in one of `FORMATS`, or its content.
         size: S.
         channels: 1 for grey, 3 for colour.
 
@@ -82,7 +83,8 @@ def read_image(path: str | os.PathLike[str], size: int, channels: int) -> np.nda
         with _filtering, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(Path(path), formats=FORMATS) as image:
+            source = io.BytesIO(path) if isinstance(path, bytes) else Path(path)
+            with Image.open(source, formats=FORMATS) as image:
                 image.load()
                 return _pixels(ImageOps.exif_transpose(image), size, MODES[channels])
     except MemoryError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras_transformer.models.classifiers import ImageClassifier
 
 Item = TypeVar("Item")
-Source = str | os.PathLike[str] | np.ndarray
+Source = str | os.PathLike[str] | bytes | np.ndarray
 
 
 class Recognizer(Pipeline):
@@ -36,8 +36,8 @@ class Recognizer(Pipeline):
         recognizer = keras_transformer.load_recognizer("runs/digits-tiny")
         [prediction] = recognizer.classify(["seven.png"])
 
-    An image is a file, or an array (H, W), (H, W, 1) or (H, W, 3) of uint8. An image of another size than the model's
-    is resized, whatever its proportions are; see `corpus.read_image`.
+    An image is a file, its content as bytes, or an array (H, W), (H, W, 1) or (H, W, 3) of uint8. An image of another
+    size than the model's is resized, whatever its proportions are; see `corpus.read_image`.
 
     Args:
         model: the classifier of images, or an `OnnxComputations` of its outputs.
@@ -83,9 +83,9 @@ class Recognizer(Pipeline):
             UnreadableImage: see `corpus.read_image`.
             RequestError: the image is neither the path of a file nor an array.
         """
-        if not isinstance(image, str | os.PathLike | np.ndarray):
+        if not isinstance(image, str | os.PathLike | bytes | np.ndarray):
             raise RequestError(f"expected an image, the path of a file or an array; received {image!r:.40}")
-        source = image if isinstance(image, np.ndarray) else Path(image)
+        source = image if isinstance(image, bytes | np.ndarray) else Path(image)
         size, _, channels = self.model.image_shape
         return read(source, size, channels)
 

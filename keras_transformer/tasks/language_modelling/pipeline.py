@@ -48,7 +48,7 @@ class Continuation(NamedTuple):
 
 
 @dataclass
-class _Row:
+class GrowingText:
     """A text that grows."""
 
     ids: Ids  # the prompt's, and those that were added
@@ -137,14 +137,14 @@ class Generator(TextPipeline):
             RequestError: an option is out of its range, a search with several beams does not fit in the context, or
                 `prompts` is no list of strings.
         """
-        options = options or self._usual_options()
+        options = options or self.usual_options()
         begun = self._begun(prompts, max_tokens, options)
-        max_tokens = self._most(max_tokens)
+        max_tokens = self.most_tokens(max_tokens)
         if options.num_beams > 1 and not options.sampling:
-            self._require_room(begun, max_tokens)
+            self.require_room(begun, max_tokens)
             return [found for ids in begun for found in self._in_context([ids], max_tokens, options)]
         rows = [
-            _Row(list(ids), random=np.random.default_rng([options.seed, number, copy]))
+            GrowingText(list(ids), random=np.random.default_rng([options.seed, number, copy]))
             for number, ids in enumerate(begun)
             for copy in range(options.n_best)
         ]
@@ -166,17 +166,17 @@ class Generator(TextPipeline):
         self, read: Sequence[Ids], options: SearchOptions, max_tokens: int | None = None
     ) -> list[list[Continuation]]:
         """`search` with prompts in ids, each as `fitting` gives it."""
-        max_tokens, found = self._most(self.model.context_length if max_tokens is None else max_tokens), []
+        max_tokens, found = self.most_tokens(self.model.context_length if max_tokens is None else max_tokens), []
         for first in range(0, len(read), options.batch_size):
             found += self._in_context(list(read[first : first + options.batch_size]), max_tokens, options)
         return found
 
     def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
         """Continues or answers one prompt, and yields the text piece by piece while it grows; see `generate`."""
-        options = options or self._usual_options()
+        options = options or self.usual_options()
         (ids,) = self._begun([prompt], max_tokens, options)
-        max_tokens = self._most(max_tokens)
-        row, told, own = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), "", copy.copy(self)
+        max_tokens = self.most_tokens(max_tokens)
+        row, told, own = GrowingText(list(ids), random=np.random.default_rng([options.seed, 0, 0])), "", copy.copy(self)
         own._computations = self._computations.of_one_stream()
         while not row.is_done(max_tokens):
             own._grow([row], min(max_tokens, row.num_added + min(row.num_added + 1, STREAMED_TOKENS)), options)
@@ -245,7 +245,7 @@ class Generator(TextPipeline):
             raise RequestError("expected a text alone: this model continues texts, and answers none")
         (ids,) = self._read([text])
         if self.answer_length is not None:
-            added = self.search_ids([ids], self._usual_options())[0][0].ids if answer is None else self.ids_of(answer)
+            added = self.search_ids([ids], self.usual_options())[0][0].ids if answer is None else self.ids_of(answer)
             ids = [*ids, *(id for id in added if id != END)]
         first, rest = self.begun_by(ids)
         return text_attention(self.model, [first, *rest], self.tokenizer)
@@ -293,10 +293,12 @@ class Generator(TextPipeline):
             return self.tokenizer.decode_text(added)
         return self.tokenizer.decode([added])[0]
 
-    def _usual_options(self) -> SearchOptions:
+    def usual_options(self) -> SearchOptions:
+        """Returns the options where none are given: sampling, or greedy search for answers."""
         return SearchOptions(sampling=True) if self.answer_length is None else SearchOptions(num_beams=1)
 
-    def _most(self, max_tokens: int) -> int:
+    def most_tokens(self, max_tokens: int) -> int:
+        """Returns how many tokens may be added, of those that are asked for."""
         return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)
 
     def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
@@ -322,15 +324,15 @@ class Generator(TextPipeline):
             warn(f"{cut} prompt(s) longer than the context, {context} tokens{counts}")
         return fitting
 
-    def _context(self, ids: Ids) -> Ids:
+    def window(self, ids: Ids) -> Ids:
         """Returns what the model sees of a text that goes on. It depends on the text's length alone."""
         length = self.model.context_length
         step = length - self._kept
         return ids[step * max(0, (len(ids) - length) // step + 1) :]
 
-    def _grow(self, rows: Sequence[_Row], max_tokens: int, options: SearchOptions) -> None:
+    def _grow(self, rows: Sequence[GrowingText], max_tokens: int, options: SearchOptions) -> None:
         """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
-        starts = [self.begun_by(self._context(row.ids)) for row in rows]
+        starts = [self.begun_by(self.window(row.ids)) for row in rows]
         contexts = [ids for _, ids in starts]
         most = [len(ids) + max_tokens - row.num_added for ids, row in zip(contexts, rows, strict=True)]
         limits = np.minimum(most, self.model.context_length).astype("int32")
@@ -344,7 +346,8 @@ class Generator(TextPipeline):
             row.num_added += len(added)
             row.log_prob += float(found[1][0])
 
-    def _require_room(self, begun: Sequence[Ids], max_tokens: int) -> None:
+    def require_room(self, begun: Sequence[Ids], max_tokens: int) -> None:
+        """Raises RequestError unless a search with several beams fits in the context."""
         for ids in begun:
             if len(ids) + max_tokens > self.model.context_length:
                 raise RequestError(

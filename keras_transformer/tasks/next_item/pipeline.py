@@ -106,15 +106,23 @@ class Recommender(Pipeline):
     ) -> Iterator[list[Recommendation]]:
         """`recommend`, which yields while histories come."""
         require_whole("count", count, 1)
-        listed, num_short = self._computations.num_listed or len(self.items), 0
+        num_short = 0
         for some in self._in_batches(histories, batch_size):
-            found = self._computations.run(NextItems(listed if only_new else count), self._begun(some))
-            for probs, ids, history in zip(*found, some, strict=True):
-                best = self._best(probs, ids, history if only_new else ())[:count]
+            for best, history in zip(self.best_of(some, count, only_new), some, strict=True):
                 num_short += len(best) < min(count, len(self.items) - len(set(history)))
                 yield best
         if num_short:
+            listed = self._computations.num_listed or len(self.items)
             warn(f"{num_short} history(s) have fewer than {count} new items among the {listed} that the export lists")
+
+    def best_of(self, histories: list[Ids], count: int, only_new: bool) -> list[list[Recommendation]]:
+        """`recommend` with histories in ids, without the start, in one batch."""
+        most = (self._computations.num_listed or len(self.items)) if only_new else count
+        found = self._computations.run(NextItems(most), self._begun(histories))
+        return [
+            self._best(probs, ids, history if only_new else ())[:count]
+            for probs, ids, history in zip(*found, histories, strict=True)
+        ]
 
     def embed(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
         """Returns a vector for each history, (N, D) float32.
@@ -122,8 +130,12 @@ class Recommender(Pipeline):
         The inner product with an item's vector is the item's logit, without the bias that `--output-bias` adds.
         """
         batches = self._in_batches(histories, batch_size)
-        rows = [self._computations.run(Embedding(), self._begun(some))[0] for some in batches]
+        rows = [self.vectors_of(some) for some in batches]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def vectors_of(self, histories: list[Ids]) -> np.ndarray:
+        """`embed` with histories in ids, without the start, in one batch."""
+        return self._computations.run(Embedding(), self._begun(histories))[0]
 
     def attention(self, history: Sequence[str]) -> dict[str, Attention]:
         """Tells where the items of a history look: "self", with the beginning of the history among them."""

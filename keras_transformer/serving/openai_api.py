@@ -1,0 +1,254 @@
+"""Answers the API of OpenAI for language models, and the one that vLLM proposes for translators."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.schema import Schema, list_of, object_of, one_of
+from keras_transformer.serving import described as a
+from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
+from keras_transformer.serving.generating import Generated
+from keras_transformer.serving.hosting import Limits
+from keras_transformer.serving.own_api import (
+    DRAWING,
+    MOST_STOPS,
+    as_list,
+    generation_engine,
+    generation_options,
+    submitted,
+)
+from keras_transformer.serving.service import AUTO, choices, service_of
+from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.decoder import Hypothesis
+
+MOST_MESSAGES = 256
+ROLES = ("system", "developer", "user", "assistant")
+DONE = event("[DONE]")
+USAGE = a.shape(prompt_tokens=a.INTEGER, completion_tokens=a.INTEGER, total_tokens=a.INTEGER)
+ENVELOPE = {"id": a.STRING, "object": a.STRING, "created": a.INTEGER, "model": a.STRING}
+COMPLETION = a.shape(**ENVELOPE, choices={"type": "array"}, usage=USAGE)
+TRANSLATED = a.shape(**ENVELOPE, text={"anyOf": [a.STRING, a.several(a.STRING)]})
+# What a chat has: a text, or parts that are texts.
+PART = object_of({"type": one_of(["text"]), "text": str})
+CONTENT = Schema(
+    "a text, or a list of parts of the type text",
+    lambda value: isinstance(value, str) or list_of(PART, 1).holds(value),
+    lambda value, place: () if isinstance(value, str) else list_of(PART, 1).parts(value, place),
+)
+MESSAGE = object_of({"role": one_of(ROLES), "content": CONTENT}, {"name": str})
+PART_TOLD = {**a.shape(type={"const": "text"}, text=a.STRING), "additionalProperties": False}
+CONTENT_TOLD = {"anyOf": [a.STRING, {**a.several(PART_TOLD), "minItems": 1}]}
+MESSAGE_TOLD = {
+    **a.shape("name", role={"enum": [*ROLES]}, content=CONTENT_TOLD, name=a.STRING), "additionalProperties": False
+}  # fmt: skip
+
+
+def openai_doors(limits: Limits) -> list[Door]:
+    """Returns the routes of OpenAI's API, and of vLLM's translations."""
+    return [
+        Door(
+            "POST", "/v1/completions", "Continues texts, as OpenAI's API does.", complete, COMPLETION,
+            completion_body(limits), OPENAI, streams=True,
+        ),
+        Door(
+            "POST", "/v1/chat/completions", "Answers a chat, as OpenAI's API does.", chat, COMPLETION,
+            chat_body(limits), OPENAI, streams=True,
+        ),
+        Door(
+            "POST", "/v1/translations", "Translates texts, as vLLM proposes.", translate, TRANSLATED,
+            translations_body(limits), OPENAI, streams=True,
+        ),
+    ]  # fmt: skip
+
+
+def common_fields(limits: Limits) -> dict[str, Field]:
+    """Describes what completions and chats take alike. What is not understood may have the value that does nothing."""
+    zero = a.a_number("Not understood: only 0.", 0, 0, 0)
+    false = Field(_only(False), {"const": False, "description": "Not understood: only false."}, False, False)
+    options = Field(
+        object_of({}, {"include_usage": bool}),
+        {"type": "object", "properties": {"include_usage": a.BOOLEAN}, "additionalProperties": False},
+    )
+    return {
+        "model": a.a_name("The name of a model.", required=True),
+        "n": a.a_whole("Answers to each prompt.", 1, limits.max_beams, 1),
+        **DRAWING,
+        "stop": a.some_texts("Texts before which the answer ends.", a.SHORT, MOST_STOPS, required=False),
+        "stream": a.a_flag("Whether to tell the text as it grows, as server-sent events."),
+        "stream_options": options,
+        "frequency_penalty": zero,
+        "presence_penalty": zero,
+        "logprobs": false,
+        "echo": false,
+        "user": a.a_text("Not read.", a.SHORT),
+    }  # fmt: skip
+
+
+def _only(value: JSON) -> Schema:
+    return Schema(f"{value!r}".lower(), lambda given: given is value)
+
+
+def completion_body(limits: Limits) -> Body:
+    """Describes what `/v1/completions` takes."""
+    fields = {
+        "prompt": a.some_texts("What to continue.", limits.max_characters, limits.max_texts),
+        "max_tokens": a.a_whole("The most tokens that are added.", 1, limits.max_new_tokens, 16),
+        **common_fields(limits),
+    }
+    return Body("completion", fields)
+
+
+def chat_body(limits: Limits) -> Body:
+    """Describes what `/v1/chat/completions` takes."""
+    most = a.a_whole("The most tokens that are added.", 1, limits.max_new_tokens)
+    fields = {
+        "messages": a.a_list("The messages of the chat, the oldest first.", MESSAGE, MESSAGE_TOLD, MOST_MESSAGES),
+        "max_tokens": most,
+        "max_completion_tokens": most,
+        **common_fields(limits),
+    }
+    return Body("chat_completion", fields)
+
+
+def translations_body(limits: Limits) -> Body:
+    """Describes what `/v1/translations` takes."""
+    fields = {
+        "text": a.some_texts("What to translate.", limits.max_characters, limits.max_texts),
+        "model": a.a_name("The name of a model; by default the one that fits the languages."),
+        "source_language": a.a_name("The language of the texts; by default what each seems to be in.", default=AUTO),
+        "target_language": a.a_name("The language of the translations.", required=True),
+        "stream": a.a_flag("Whether to tell each sentence as soon as it is translated, as server-sent events."),
+    }
+    return Body("translations", fields)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an answer is written: of completions, or of a chat.
+
+    Args:
+        prefix: of its id.
+        kind: of the whole answer.
+        chunk_kind: of what is streamed.
+        is_chat: whether it is of a chat.
+    """
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+    is_chat: bool = False
+
+    def envelope(self, http: Request, model: str, is_chunk: bool = False) -> dict[str, JSON]:
+        """Returns what stands around the choices."""
+        kind = self.chunk_kind if is_chunk else self.kind
+        id = f"{self.prefix}-{http.state.request_id}"
+        return {"id": id, "object": kind, "created": int(time.time()), "model": model}
+
+    def choice(self, index: int, one: Generated) -> JSON:
+        """Returns a whole text."""
+        text: JSON = {"message": {"role": "assistant", "content": one.text}} if self.is_chat else {"text": one.text}
+        return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason}
+
+    def chunk(self, index: int, one: Generated, is_first: bool) -> JSON:
+        """Returns a part of a text."""
+        role = {"role": "assistant"} if is_first else {}
+        text: JSON = {"delta": {**role, "content": one.text}} if self.is_chat else {"text": one.text}
+        return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason or None}
+
+
+COMPLETIONS = Form("cmpl", "text_completion", "text_completion")
+CHATS = Form("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
+
+
+async def complete(http: Request, given: dict[str, JSON]) -> Response:
+    """Answers `/v1/completions`."""
+    return await _generated(http, given, as_list(given["prompt"]), given["max_tokens"], COMPLETIONS)
+
+
+async def chat(http: Request, given: dict[str, JSON]) -> Response:
+    """Answers `/v1/chat/completions`."""
+    service = service_of(http)
+    messages = [{"role": one["role"], "content": _text_of(one["content"])} for one in given["messages"]]
+    if sum(len(one["content"]) for one in messages) > service.limits.max_characters:
+        raise RequestError(f"expected a chat of at most {service.limits.max_characters:,} characters: shorten it")
+    prompt = generation_engine(service.named(given["model"], "generate")).prompt_of(messages)
+    most = given["max_completion_tokens"] or given["max_tokens"] or service.limits.max_new_tokens
+    return await _generated(http, given, [prompt], most, CHATS)
+
+
+def _text_of(content: JSON) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
+    service = service_of(http)
+    model = service.named(given["model"], "generate")
+    engine, stops = generation_engine(model), as_list(given["stop"] or [])
+    work = engine.submit(prompts, most, generation_options(engine, given), stops)
+    http.state.counts = {"texts": len(prompts)}
+    if given["stream"]:
+        has_usage = (given["stream_options"] or {}).get("include_usage", False)
+        events = _chunks(http, work, form, model.name, given["n"], has_usage)
+        return Events(events, work, service.limits.seconds, lambda error: _error(http, error))
+    found = await answers_of(http, work, service.limits.seconds)
+    texts = [one for of_prompt in found for one in of_prompt]
+    told = [form.choice(index, one) for index, one in enumerate(texts)]
+    return JSONResponse({**form.envelope(http, model.name), "choices": told, "usage": usage(texts, given["n"])})
+
+
+def usage(texts: Sequence[Generated], num_each: int = 1) -> JSON:
+    """Returns how many tokens were read and written; a prompt counts once."""
+    read = sum(one.num_prompt_tokens for one in texts[::num_each])
+    written = sum(one.num_tokens for one in texts)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+async def _chunks(
+    http: Request, work: Work[Sequence[Generated]], form: Form, model: str, num_each: int, has_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    envelope = form.envelope(http, model, is_chunk=True)
+    last: dict[int, Generated] = {}
+    async for part in work.parts():
+        index, [one] = part.text * num_each + part.part, part.answer
+        choice = form.chunk(index, one, is_first=index not in last)
+        last[index] = one
+        yield event({**envelope, "choices": [choice], **({"usage": None} if has_usage else {})})
+    if has_usage:
+        yield event({**envelope, "choices": [], "usage": usage([last[index] for index in sorted(last)], num_each)})
+    yield DONE
+
+
+def _error(http: Request, error: Exception) -> bytes:
+    log_failure(error, http.state.request_id)
+    return event(failure_of(error).as_json(OPENAI, http.state.request_id))
+
+
+async def translate(http: Request, given: dict[str, JSON]) -> Response:
+    """Answers `/v1/translations`."""
+    service, texts = service_of(http), as_list(given["text"])
+    if given["stream"] and len(texts) > 1:
+        raise RequestError("expected one text to stream; received several: leave out stream")
+    chosen = await choices(service, texts, given["model"], given["source_language"], given["target_language"])
+    work = submitted(texts, chosen)
+    http.state.counts = {"texts": len(texts)}
+    form = Form("trans", "translation", "translation.chunk")
+    envelope = form.envelope(http, chosen[0].model.name, given["stream"])
+    if given["stream"]:
+        return Events(_sentences(work, envelope), work, service.limits.seconds, lambda error: _error(http, error))
+    found = [nbest[0].text for nbest in await answers_of(http, work, service.limits.seconds)]
+    return JSONResponse({**envelope, "text": found[0] if isinstance(given["text"], str) else found})
+
+
+async def _sentences(work: Work[list[Hypothesis]], envelope: dict[str, JSON]) -> AsyncGenerator[bytes, None]:
+    async for part in work.parts():
+        yield event({**envelope, "sentence": part.part, "num_sentences": part.num_parts, "text": part.answer[0].text})
+    yield DONE

@@ -1,0 +1,285 @@
+"""Chooses which model answers a request: by its name, by the languages, or by what language a text seems to be in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from keras_transformer.core.errors import RequestError
+from keras_transformer.core.extras import required
+from keras_transformer.serving.answering import AnswerEngine
+from keras_transformer.serving.batching import Part
+from keras_transformer.serving.hosting import Host, Hosted, Limits
+from keras_transformer.serving.keys import Keys
+from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.translating import TranslationEngine
+from keras_transformer.serving.wire import Work
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+SURE = 0.8  # the least confidence with which a language is told
+MOST_READ = 2_000  # characters, which tell a language as well as more
+AUTO = "auto"  # in place of a language: the server detects it
+MOST_TOLD = 8  # names in a message
+Answer = TypeVar("Answer")
+_loading = threading.Lock()
+
+
+@dataclass
+class Service:
+    """What all routes share.
+
+    Args:
+        host: the models.
+        telemetry: the metrics.
+        keys: of clients; without any, whoever reaches the server may ask.
+        prefix: the path before all routes, behind a proxy.
+    """
+
+    host: Host
+    telemetry: Telemetry
+    keys: Keys | None = None
+    prefix: str = ""
+    is_draining: bool = False
+    num_open: int = 0  # requests that have no whole answer yet
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may hold."""
+        return self.host.limits
+
+    def named(self, name: str | None, verb: str) -> Hosted:
+        """Returns the model of a name; where none is given, the first that does what is asked for.
+
+        Raises:
+            HTTPException: there is none (404).
+        """
+        fitting = {its.name: its for its in self.host.models.values() if does(its, verb)}
+        if found := next(iter(fitting.values()), None) if name is None else fitting.get(name):
+            return found
+        known = ", ".join([*fitting][:MOST_TOLD]) or "there are none"
+        raise HTTPException(
+            404, f"expected the name of a model here that can {verb} ({known}); received another or none"
+        )
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Returns the languages of source and target that some model translates between, each pair once."""
+        return [*dict.fromkeys(pair for model in self.host.models.values() for pair in model.pairs)]
+
+
+def does(model: Hosted, verb: str) -> bool:
+    """Whether a model can translate, generate, classify, fill, embed or recommend."""
+    if isinstance(model.engine, AnswerEngine):
+        return verb in model.engine.verbs
+    return verb == ("translate" if isinstance(model.engine, TranslationEngine) else "generate")
+
+
+def service_of(http: Request) -> Service:
+    """Returns what the routes of the request's application share."""
+    service: Service = http.app.state.service
+    return service
+
+
+class Detected(NamedTuple):
+    """What a text seems to be written in.
+
+    Args:
+        candidates: each language that is served, with its probability among them, the likeliest first.
+        other: the language that it surely is, if that is not served.
+    """
+
+    candidates: list[tuple[str, float]]
+    other: str | None = None
+
+    @property
+    def language(self) -> str | None:
+        """The language; None if it is not sure."""
+        is_sure = bool(self.candidates) and self.confidence >= SURE and self.other is None
+        return self.candidates[0][0] if is_sure else None
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the likeliest language, among those that are served."""
+        return self.candidates[0][1] if self.candidates else 0.0
+
+    def best(self, among: Iterable[str]) -> tuple[str, float] | None:
+        """Returns the likeliest of some languages, and its probability among all that are served; None if none of them
+        can be told."""
+        some = set(among)
+        return next((one for one in self.candidates if one[0] in some), None)
+
+
+def detected(text: str, languages: Iterable[str]) -> Detected:
+    """Returns what language a text seems to be in.
+
+    Args:
+        text: the text.
+        languages: the codes that are served; of such as "de_DE" the first part counts.
+    """
+    ranked = dict(_identifier().rank(text[:MOST_READ]))
+    shares = {code: ranked[_known(code)] for code in languages if _known(code) in ranked}
+    whole = sum(shares.values())
+    if not whole:
+        return Detected([])
+    candidates = sorted(((code, share / whole) for code, share in shares.items()), key=lambda one: (-one[1], one[0]))
+    first = next(iter(ranked))
+    is_other = ranked[first] >= SURE and first not in map(_known, shares)
+    return Detected(candidates, first if is_other else None)
+
+
+def _known(code: str) -> str:
+    return code.replace("-", "_").split("_")[0].lower()
+
+
+def _identifier() -> LanguageIdentifier:
+    with _loading:
+        return _loaded()
+
+
+@cache
+def _loaded() -> LanguageIdentifier:
+    module = required("py3langid.langid", "serve", "detection of languages")
+    found: LanguageIdentifier = module.LanguageIdentifier.from_model_file(module.MODEL_FILE, norm_probs=True)
+    return found
+
+
+class Choice(NamedTuple):
+    """Which model translates a text.
+
+    Args:
+        model: the model.
+        source, target: between which languages, as far as they are known.
+        found: what the language of the text seems to be, and the probability, where the client did not tell it.
+    """
+
+    model: Hosted
+    source: str | None
+    target: str | None
+    found: tuple[str, float] | None = None
+
+    @property
+    def engine(self) -> TranslationEngine:
+        """What translates."""
+        assert isinstance(self.model.engine, TranslationEngine)
+        return self.model.engine
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """What the model's engine is told: nothing if the model has one direction."""
+        return (self.source, self.target) if len(self.model.pairs) > 1 else (None, None)
+
+
+async def choices(
+    service: Service, texts: Sequence[str], name: str | None, source: str | None, target: str | None
+) -> list[Choice]:
+    """Chooses the model of each text, whose language may differ from those of the others.
+
+    Args:
+        service: with the models.
+        texts: what is to be translated.
+        name: of a model; None for the one that fits the languages.
+        source: their language; None or "auto" for what each seems to be.
+        target: the language of the translations; None for a model that has but one.
+
+    Raises:
+        HTTPException: there is no such model.
+        RequestError: no model translates between such languages.
+    """
+    source = None if source == AUTO else source
+    models = [service.named(name, "translate")] if name else _translators(service)
+    if len(models) == 1 and not models[0].pairs:
+        return [_without_languages(models[0], source, target)] * len(texts)
+    fitting = [
+        (model, pair)
+        for model in models
+        for pair in model.pairs
+        if source in (None, pair[0]) and target in (None, pair[1])
+    ]
+    targets = {pair[1] for _, pair in fitting}
+    if not fitting:
+        known = ", ".join(f"{one}-{other}" for one, other in [*dict.fromkeys(service.pairs())][:MOST_TOLD])
+        raise RequestError(f"expected languages that a model here translates between ({known}); received others")
+    if target is None and len(targets) > 1:
+        raise RequestError(
+            f"expected the language of the translation ({', '.join(sorted(targets)[:MOST_TOLD])}): give target"
+        )
+    by_source = {pair[0]: Choice(model, *pair) for model, pair in reversed(fitting)}
+    if source is not None:
+        return [by_source[source]] * len(texts)
+    found = await asyncio.to_thread(detect_all, service, texts)
+    return [_chosen(by_source, one) for one in found]
+
+
+def _translators(service: Service) -> list[Hosted]:
+    first = service.named(None, "translate")
+    found = [model for model in service.host.models.values() if does(model, "translate")]
+    return [first] if len(found) == 1 else [model for model in found if model.pairs]
+
+
+def _without_languages(model: Hosted, source: str | None, target: str | None) -> Choice:
+    if source is not None or target is not None:
+        raise RequestError(
+            f"the model {model.name} does not tell its languages: leave source and target out, or serve it as in "
+            "en-de=FOLDER"
+        )
+    return Choice(model, None, None)
+
+
+def _chosen(by_source: dict[str, Choice], found: Detected) -> Choice:
+    """Chooses the likeliest source; the first where the text tells nothing."""
+    best = found.best(by_source) or (next(iter(by_source)), 0.0)
+    return by_source[best[0]]._replace(found=best)
+
+
+def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
+    """Returns what language each text seems to be in, among those that the models read and write."""
+    languages = [*dict.fromkeys(code for pair in service.pairs() for code in pair)]
+    return [detected(text, languages) for text in texts]
+
+
+class Divided(Generic[Answer]):
+    """Work that several models do for one client. It is a `wire.Work`."""
+
+    def __init__(self, shares: Sequence[tuple[Work[Answer], Sequence[int]]]):
+        self._shares = shares
+
+    @classmethod
+    def submit(cls, chosen: Sequence[Choice], submit: Callable[[Choice, list[int]], Work[Answer]]) -> Divided[Answer]:
+        """Submits the texts of each choice together; `submit` takes their places. If one is refused, all are."""
+        places: dict[tuple[str, str | None, str | None], list[int]] = {}
+        for place, choice in enumerate(chosen):
+            places.setdefault((choice.model.name, choice.source, choice.target), []).append(place)
+        shares: list[tuple[Work[Answer], Sequence[int]]] = []
+        try:
+            for some in places.values():
+                shares.append((submit(chosen[some[0]], some), some))
+        except BaseException:
+            cls(shares).cancel()
+            raise
+        return cls(shares)
+
+    def cancel(self) -> None:
+        """Ends all of it."""
+        for work, _ in self._shares:
+            work.cancel()
+
+    async def answers(self) -> list[Answer]:
+        """Returns the answers in the order of the texts."""
+        by_place: dict[int, Answer] = {}
+        for work, places in self._shares:
+            by_place |= zip(places, await work.answers(), strict=True)
+        return [by_place[place] for place in sorted(by_place)]
+
+    async def parts(self) -> AsyncIterator[Part[Answer]]:
+        """Yields the parts of one share after those of another."""
+        for work, places in self._shares:
+            async for part in work.parts():
+                yield part._replace(text=places[part.text])

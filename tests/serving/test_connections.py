@@ -1,0 +1,138 @@
+"""On real sockets: whoever leaves ends the work, slow senders are left, and bytes that are no HTTP harm nobody."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from keras_transformer.serving import serve, wire
+from tests.serving.doors import a_host, a_request, served
+
+
+@pytest.fixture
+def host():
+    return a_host()
+
+
+def until(condition, seconds=5.0):
+    """Waits for a condition; returns the seconds that it took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.005)
+    return time.monotonic() - begun
+
+
+def connected(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def answer_of(client):
+    """What the server sends until it closes; nothing if it closed before."""
+    with contextlib.suppress(ConnectionError):
+        return b"".join(iter(lambda: client.recv(10_000), b""))
+    return b""
+
+
+REQUESTS = [
+    ("en-de", "/v1/translate", '{"text": "a", "source": "en"}'),
+    ("en-de", "/v1/translate", '{"text": "a", "source": "en", "stream": true}'),
+    ("en-de", "/translate", '{"q": "a", "source": "en", "target": "de"}'),
+    ("writer", "/v1/generate", '{"prompt": "a"}'),
+    ("writer", "/v1/completions", '{"model": "writer", "prompt": "a", "stream": true}'),
+    ("labels", "/v1/classify", '{"inputs": ["a"]}'),
+]
+
+
+@pytest.mark.parametrize(("model", "path", "body"), REQUESTS)
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_who_leaves_ends_the_work(host, model, path, body, how):
+    engine = host.models[model].engine
+    engine.never = True
+    with served(host) as port:
+        client = connected(port)
+        client.sendall(a_request(path, body))
+        until(lambda: engine.works)
+        assert not engine.works[0].is_cancelled.wait(0.05)  # while the client waits, the work goes on
+        if how == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.close()
+        assert until(engine.works[0].is_cancelled.is_set) < 0.2
+
+
+def test_the_first_event_comes_before_the_last(host):
+    host.models["en-de"].engine.never = True
+    with served(host) as port, connected(port) as client:
+        client.sendall(a_request("/v1/translate", '{"text": "a", "source": "en", "stream": true}'))
+        told = b""
+        while b"event: item" not in told:
+            told += client.recv(4_096)
+        assert b"200 OK" in told
+
+
+def test_a_connection_answers_several_requests(host):
+    with served(host) as port, connected(port) as client:
+        for _ in range(3):
+            client.sendall(a_request("/v1/translate", '{"text": "a", "source": "en"}'))
+            told = b""
+            while b'"text":"A"' not in told:
+                told += client.recv(4_096)
+
+
+def test_slow_headers_and_slow_bodies_are_left(host, monkeypatch):
+    monkeypatch.setattr(serve, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(wire, "BODY_SECONDS", 0.2)
+    with served(host) as port:
+        with connected(port) as client:
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: loc")
+            assert client.recv(1_000) == b""
+        with connected(port) as client:
+            client.sendall(a_request("/v1/translate", "{}")[:-1])
+            answer = client.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            while more := client.recv(10_000):
+                answer += more
+            assert b"too_slow" in answer
+
+
+def test_a_body_that_is_too_large_is_not_read(host):
+    with served(host) as port, connected(port) as client:
+        client.sendall(a_request("/v1/translate", "", f"X: {'y' * 100}\r\n").replace(b"Length: 0", b"Length: 99999999"))
+        answer = client.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        while client.recv(10_000):
+            pass  # until the server has closed
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\r\n" * 100,
+        b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 400_000 + b"\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_http_harm_nobody(host, sent):
+    with served(host) as port:
+        with connected(port) as client:
+            with contextlib.suppress(OSError):  # the server may have closed already
+                client.sendall(sent)
+                client.shutdown(socket.SHUT_WR)
+            answer = answer_of(client)
+            assert not answer or answer.startswith(b"HTTP/1.1 4")
+        with connected(port) as client:
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in client.recv(10_000)
+
+
+def test_a_name_of_a_path_with_odd_bytes_is_not_found(host):
+    with served(host) as port, connected(port) as client:
+        client.sendall(b"GET /%00%ff/..;/%0d%0aSet-Cookie:a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = client.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"Set-Cookie" not in answer
