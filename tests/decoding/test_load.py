@@ -105,13 +105,9 @@ def test_keras_is_loaded_once_for_alignments_attention_and_the_model(run, transl
     assert keras_is_loaded.call_count == 1
 
 
-def test_a_wrong_engine_is_refused(run, tmp_path):
+def test_a_wrong_engine_is_refused(run):
+    """That an export has no Keras model, and Keras one precision, is in `commands/test_engines.py`."""
     with pytest.raises(RequestError, match="engine must be one of auto, onnx, keras; received: 'tensorflow'"):
         load(run, engine="tensorflow")
     with pytest.raises(RequestError, match="Keras takes the threads of TensorFlow; received 2"):
         load(run, engine="keras", num_threads=2)
-    with pytest.raises(RequestError, match="--precision int8 needs ONNX Runtime: leave out --engine keras"):
-        load(run, engine="keras", precision="int8")
-    shutil.copytree(next(Path(run).glob("cache/onnx-*")), tmp_path / "export" / "onnx")
-    with pytest.raises(RequestError, match="is an export, which has no Keras model"):
-        load(tmp_path / "export", engine="keras")
