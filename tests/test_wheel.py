@@ -45,7 +45,7 @@ def test_it_installs_one_name_and_every_module(plain_environment):
         found = {path.relative_to(place / inner) for path in (place / inner).rglob("*.py")}
         assert modules <= found
     beside = ("demo/onnx/translate-int8.onnx", "plots/page.css", "plots/page.html", "plots/page.js", "py.typed",
-              "text/pronouns.tsv")  # fmt: skip
+              "serving/page/index.html", "serving/page/strings.json", "text/pronouns.tsv")  # fmt: skip
     assert all((place / "keras_transformer" / name).is_file() for name in beside)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import pytest
 
-from export.artefacts import Decoding
+from export.artefacts import Decoding, open_run
 from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache, streams
 from keras_transformer.commands.streams import ParallelLines
@@ -79,7 +79,7 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch, capsys
 ):
     write_config(RunFolder(run_folder), replace(read_config(run_folder), corpus=CHINESE))
-    export = exported(loading.load(run_folder, engine="keras"), tmp_path / "export", Decoding(num_beams=1))
+    export = exported(open_run(run_folder), tmp_path / "export", Decoding(num_beams=1))
     monkeypatch.setattr(loading, "keras_decoder", lambda *_: translator.decoder)
     for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
         status, figures, _ = evaluate(folder, ["two"], *options)

@@ -31,11 +31,12 @@ def run_of(model, beginning: Sequence[int] = ()) -> TrainedRun:
     return TrainedRun(Translator(KerasDecoder(*getattr(model, "models", [model])), tokenizer), "en-de", "tiny")
 
 
-def exported(translator: Translator, folder: Path, decoding: Decoding, *precisions: str) -> Path:
-    """A folder that gets the graphs of a translator, in float32 or in these precisions, and its vocabulary."""
+def exported(source: Translator | TrainedRun, folder: Path, decoding: Decoding, *precisions: str) -> Path:
+    """A folder that gets the graphs of a translator or run, in float32 or in these precisions, and its vocabulary."""
+    run = source if isinstance(source, TrainedRun) else TrainedRun(source)
     for precision in precisions or ("float32",):
-        export_onnx(TrainedRun(translator), folder, decoding, precision)
-    TrainedRun(translator).pipeline.save_vocabularies(folder)
+        export_onnx(run, folder, decoding, precision)
+    run.pipeline.save_vocabularies(folder)
     return folder
 
 

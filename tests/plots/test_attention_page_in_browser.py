@@ -3,8 +3,6 @@
 `make test BROWSER=1` installs Selenium, and expects Chromium and its driver.
 """
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,11 @@ import pytest
 
 from keras_transformer.decoding.attention_maps import Attention, Tokens
 from keras_transformer.plots import attention_page
+from tests.browser import Shown, chromium
 from tests.plots.some_attention import pieces, some_attention, translation
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1280,900"
-)
 # A fifth is a whole number of 255ths, so the page shows these scores exactly.
 THREE = Tokens.of_whole(["one", "two", "three"])
 SCORES = [
@@ -34,44 +29,20 @@ ODD = ["</script><b>x</b>", "\"quotes'", "a\u2028b", "\u200fmarked\u200f", "$x^2
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory) -> Iterator[Any]:
-    """Chromium with an empty profile, driven by Selenium."""
-    from selenium import webdriver
-
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    assert all(programs), "expected chromium and chromedriver: apt-get install chromium chromium-driver"
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(programs[0])
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(str(programs[1]))) as driver:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
-class Page:
+class Page(Shown):
     """The page of attention in a browser."""
 
     def __init__(self, driver: Any, path: Path):
-        self.driver, self.path = driver, path
+        super().__init__(driver)
+        self.path = path
 
     def show(self, attentions: Mapping[str, Attention], title: str = "Attention") -> None:
         self.path.write_text(attention_page(attentions, title), encoding="utf-8")
         self.driver.get(self.path.as_uri())
-
-    def requests(self) -> set[str]:
-        """The addresses that were asked for since the last call."""
-        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return {one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"}
-
-    def run(self, code: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(f"return {code}", *arguments)
-
-    def all(self, selector: str, code: str) -> Any:
-        """What the code makes of every such `one`."""
-        return self.run(f"[...document.querySelectorAll(arguments[0])].map(one => {code})", selector)
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element("css selector", selector)
 
     def pick(self, choice: str, value: str) -> None:
         """Chooses a radio button as the mouse does, by its label."""
@@ -80,14 +51,6 @@ class Page:
     def pick_head(self, row: int, column: int) -> None:
         """Clicks a cell of the matrix: row 0 is all layers, columns 0 and 1 are the mean and the maximum."""
         self.find(f"#heads tr:nth-child({row + 2}) td:nth-child({column + 2})").click()
-
-    def press(self, *keys: str, held: str = "") -> None:
-        from selenium.webdriver import ActionChains
-
-        chain = ActionChains(self.driver)
-        for key in keys:
-            chain = chain.key_down(held).send_keys(key).key_up(held) if held else chain.send_keys(key)
-        chain.perform()
 
     @property
     def summary(self) -> str:
@@ -103,9 +66,6 @@ class Page:
 def page(driver, tmp_path) -> Iterator[Page]:
     """At the end no request and no message may be in the logs."""
     page = Page(driver, tmp_path / "page.html")
-    driver.get("about:blank")
-    for log in ("browser", "performance"):
-        driver.get_log(log)
     yield page
     assert driver.get_log("browser") == []
     assert page.requests() <= {page.path.as_uri(), "data:,"}
@@ -149,7 +109,7 @@ def test_keys_walk_and_the_summary_follows(part, page):
     for name, sentence in walk:
         key = name.lstrip("^")
         arrow = f"ARROW_{key}" if key in ("UP", "DOWN", "LEFT", "RIGHT") else key
-        page.press(getattr(Keys, arrow) if key else "", held=Keys.CONTROL if name[:1] == "^" else "")
+        page.press(getattr(Keys, arrow) if key else "", held=[Keys.CONTROL] if name[:1] == "^" else [])
         assert page.summary.startswith(sentence)
         if part == "heads":
             (selected,) = page.run("[...document.querySelectorAll('#heads [aria-selected=true]')]")
