@@ -34,7 +34,7 @@ WORDS = {**WRITER, "name": "words", "task": "masked-tokens"}
 ITEMS = {**WRITER, "name": "films", "task": "next-item"}
 ANSWERS = {
     "v1/classify": {"label": "politics", "probability": 0.75},
-    "v1/fill": {"text": "", "fills": [{"the": 0.25, "a": 0.5}, None, {"river": 1.0}]},
+    "v1/fill": {"text": "", "fills": [{"▁the": 0.25, "a": 0.5}, None, {"river": 1.0}]},
     "v1/recommend": {"items": {"1984": 0.125, "Brazil": 0.5}, "num_unknown": 2, "num_left_out": 0},
 }
 # How a sentence is turned around, to see that words are linked by their places.
