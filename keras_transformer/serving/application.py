@@ -111,17 +111,17 @@ def made_service(
 def all_doors(limits: Limits) -> list[Door]:
     """Returns all routes but those of the page."""
     status = a.shape(status=a.STRING)
-    doors = [
-        *own_doors(limits),
-        *libre_doors(limits),
-        *openai_doors(limits),
+    own = [
         Door("GET", "/health/live", "Tells that the server runs.", tell_live, status),
         Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
         Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}),
     ]
     metrics = Door("GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING)
-    return [  # whoever has no key may see what there is
-        *(replace(door, needs_key=False, needs_models=False) if door.method == "GET" else door for door in doors),
+    return [
+        *own_doors(limits),
+        *libre_doors(limits),
+        *openai_doors(limits),
+        *(replace(door, needs_key=False, needs_models=False) for door in own),
         replace(metrics, needs_models=False, media_type="text/plain"),
         Door("POST", "/v1/reload", "Loads the models again. Needs a server with keys.", reload, RELOADED),
     ]
@@ -188,9 +188,8 @@ def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
             is_libre = door.errors == LIBRE  # whose keys are in the body
             if door.needs_key and not is_libre:
                 require_key(service, http, None)
-            if door.needs_models and not service.host.is_ready:
-                why = "the server is about to end" if service.is_draining else "the models are being loaded"
-                raise Refusal(503, "unavailable", f"{why}: try again later", 1.0)
+            if door.needs_models:
+                accept(service, http)
             given: dict[str, JSON] = {}
             if door.body:
                 given = door.body.read(await read_values(http, service.limits.max_body_bytes, door.takes_forms))
@@ -201,6 +200,19 @@ def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
             return _failed(http, error, door.errors)
 
     return endpoint
+
+
+def accept(service: Service, http: Request) -> None:
+    """Counts a request among those that are answered before the server ends.
+
+    Raises:
+        Refusal: the models are being loaded, or the server ends.
+    """
+    if service.is_draining or not service.host.is_ready:
+        why = "the server is about to end" if service.is_draining else "the models are being loaded"
+        raise Refusal(503, "unavailable", f"{why}: try again later", 1.0)
+    service.num_accepted += 1
+    http.state.is_accepted = True
 
 
 def require_key(service: Service, http: Request, in_body: str | None) -> None:
@@ -249,9 +261,9 @@ class Guard:
         begun, http = time.perf_counter(), Request(scope, receive)
         wished = http.headers.get("x-request-id", "")
         http.state.request_id = wished if REQUEST_ID.fullmatch(wished) else secrets.token_hex(8)
-        http.state.route, http.state.error, http.state.counts = "other", "", {}
+        http.state.route, http.state.error, http.state.counts, http.state.is_accepted = "other", "", {}, False
         self._take_prefix(scope)
-        status = 500
+        status = 0
 
         async def telling(message: Message) -> None:
             nonlocal status
@@ -260,16 +272,16 @@ class Guard:
                 self._add_headers(message, http.state.request_id)
             await send(message)
 
-        self.service.num_open += 1
         try:
             await self._answer(scope, receive, telling, http)
         except ClientDisconnect:
             status, http.state.error = 499, "dropped"
-        except Exception as error:
-            log_failure(error, http.state.request_id)
-            http.state.error = failure_of(error).code
+        except Exception as error:  # of what made no answer
+            failed = _failed(http, error, OWN)
+            if not status:
+                await failed(scope, receive, telling)
         finally:
-            self.service.num_open -= 1
+            self.service.num_accepted -= http.state.is_accepted
             self._note(http, status, time.perf_counter() - begun)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, http: Request) -> None:

@@ -59,15 +59,15 @@ def libre_doors(limits: Limits) -> list[Door]:
         ),
         Door(
             "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, languages,
-            errors=LIBRE,
+            errors=LIBRE, needs_key=False,
         ),
         Door(
             "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, SETTINGS,
-            errors=LIBRE,
+            errors=LIBRE, needs_key=False,
         ),
         Door(
             "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health,
-            a.shape(status=a.STRING), errors=LIBRE,
+            a.shape(status=a.STRING), errors=LIBRE, needs_key=False, needs_models=False,
         ),
     ]  # fmt: skip
 
@@ -101,7 +101,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     service, texts, num_others = service_of(http), as_list(given["q"]), int(given["alternatives"])
     chosen = await choices(service, texts, None, given["source"], given["target"])
     beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
-    work = submitted(texts, chosen, beams, num_others + 1)
+    work = await submitted(texts, chosen, beams, num_others + 1)
     http.state.counts = {"texts": len(texts)}
     found = await answers_of(http, work, service.limits.seconds)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}

@@ -14,16 +14,9 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, list_of, object_of, one_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
-from keras_transformer.serving.generating import Generated
+from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
-from keras_transformer.serving.own_api import (
-    DRAWING,
-    MOST_STOPS,
-    as_list,
-    generation_engine,
-    generation_options,
-    submitted,
-)
+from keras_transformer.serving.own_api import DRAWING, MOST_STOPS, as_list, generation, submitted
 from keras_transformer.serving.service import AUTO, choices, service_of
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 
@@ -180,7 +173,9 @@ async def chat(http: Request, given: dict[str, JSON]) -> Response:
     messages = [{"role": one["role"], "content": _text_of(one["content"])} for one in given["messages"]]
     if sum(len(one["content"]) for one in messages) > service.limits.max_characters:
         raise RequestError(f"expected a chat of at most {service.limits.max_characters:,} characters: shorten it")
-    prompt = generation_engine(service.named(given["model"], "generate")).prompt_of(messages)
+    engine = service.named(given["model"], "generate").engine
+    assert isinstance(engine, GenerationEngine)
+    prompt = engine.prompt_of(messages)
     most = given["max_completion_tokens"] or given["max_tokens"] or service.limits.max_new_tokens
     return await _generated(http, given, [prompt], most, CHATS)
 
@@ -192,8 +187,7 @@ def _text_of(content: JSON) -> str:
 async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
     service = service_of(http)
     model = service.named(given["model"], "generate")
-    engine, stops = generation_engine(model), as_list(given["stop"] or [])
-    work = engine.submit(prompts, most, generation_options(engine, given), stops)
+    work = await generation(model, prompts, most, given)
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:
         has_usage = (given["stream_options"] or {}).get("include_usage", False)
@@ -238,7 +232,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     if given["stream"] and len(texts) > 1:
         raise RequestError("expected one text to stream; received several: leave out stream")
     chosen = await choices(service, texts, given["model"], given["source_language"], given["target_language"])
-    work = submitted(texts, chosen)
+    work = await submitted(texts, chosen)
     http.state.counts = {"texts": len(texts)}
     form = Form("trans", "translation", "translation.chunk")
     envelope = form.envelope(http, chosen[0].model.name, given["stream"])

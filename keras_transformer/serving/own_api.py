@@ -18,7 +18,7 @@ from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of  # fmt: skip
+from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 from keras_transformer.spec.search_options import SearchOptions
 
@@ -34,8 +34,6 @@ DRAWING = {
     "top_p": a.a_number("Tokens are drawn from the likeliest that together reach p.", 1e-6, 1),
     "seed": a.a_whole("The same seed draws the same.", 0, MOST_SEED),
 }
-
-
 # The routes of models that neither translate nor write: what they do, and what they take beside their inputs.
 ANSWERING: dict[str, tuple[str, dict[str, Field]]] = {
     "classify": ("Tells the labels of texts, or of images in Base64.", {}),
@@ -78,7 +76,7 @@ def own_doors(limits: Limits) -> list[Door]:
     models = a.shape(object=a.STRING, data={"type": "array"}, models=a.several(MODEL))
     text = Body("detect", {"text": a.a_text("A text.", limits.max_characters, required=True)})
     return [
-        Door("GET", "/v1/models", "Tells the models.", tell_models, models),
+        Door("GET", "/v1/models", "Tells the models.", tell_models, models, needs_key=False),
         Door(
             "POST", "/v1/translate", "Translates texts, each of any number of sentences.", translate,
             a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits), streams=True,
@@ -173,7 +171,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
     texts = as_list(given["text"])
     chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
-    work = submitted(texts, chosen, given["beams"], given["n_best"], given["words"])
+    work = await submitted(texts, chosen, given["beams"], given["n_best"], given["words"])
     http.state.counts = {"texts": len(texts)}
     if given["stream"]:
         return streamed(http, _translation_events(work, chosen), work)
@@ -181,7 +179,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     return JSONResponse(_translations(found, chosen))
 
 
-def submitted(
+async def submitted(
     texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1, words: bool = False
 ) -> Divided[list[Hypothesis]]:
     """Asks the chosen models for translations.
@@ -195,7 +193,7 @@ def submitted(
         options = choice.engine.options(num_beams=beams, n_best=n_best, alignments=words)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
-    return Divided.submit(chosen, submit)
+    return await submitting(texts, lambda: Divided.submit(chosen, submit))
 
 
 def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice]) -> JSON:
@@ -234,10 +232,19 @@ def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answ
     return Events(events, work, service_of(http).limits.seconds, on_error)
 
 
-def generation_engine(model: Hosted) -> GenerationEngine:
-    """Returns the engine of a model that generates."""
-    assert isinstance(model.engine, GenerationEngine)
-    return model.engine
+async def generation(
+    model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
+) -> Work[Sequence[Generated]]:
+    """Asks a model for texts that begin with prompts, as the values of a body say.
+
+    Raises:
+        RequestError: the values do not go together.
+        Refusal: too much waits, or a prompt is too long for the model.
+    """
+    engine, stops = model.engine, as_list(given["stop"] or [])
+    assert isinstance(engine, GenerationEngine)
+    options = generation_options(engine, given)
+    return await submitting(prompts, lambda: engine.submit(prompts, max_tokens, options, stops))
 
 
 def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:
@@ -262,8 +269,7 @@ async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
     service, prompts = service_of(http), as_list(given["prompt"])
     model = service.named(given["model"], "generate")
-    engine = generation_engine(model)
-    work = engine.submit(prompts, given["max_tokens"], generation_options(engine, given), as_list(given["stop"] or []))
+    work = await generation(model, prompts, given["max_tokens"], given)
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:
         return streamed(http, _generation_events(work, model), work)
@@ -294,8 +300,9 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
         service = service_of(http)
         model = service.named(given["model"], verb)
         options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
-        assert isinstance(model.engine, AnswerEngine)
-        work = model.engine.submit(given["inputs"], verb, **options)
+        engine = model.engine
+        assert isinstance(engine, AnswerEngine)
+        work = await submitting(given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
         http.state.counts = {"inputs": len(given["inputs"])}
         return JSONResponse({"answers": await answers_of(http, work, service.limits.seconds), "model": model.name})
 

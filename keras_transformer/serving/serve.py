@@ -230,10 +230,8 @@ class Running:
         self._start(self._drain)
 
     async def _drain(self) -> None:
-        seconds = self.service.limits.seconds
-        until = time.monotonic() + seconds
-        await asyncio.to_thread(self.service.host.drain, seconds)
-        while self.service.num_open and time.monotonic() < until:
+        until = time.monotonic() + self.service.limits.seconds
+        while self.service.num_accepted and time.monotonic() < until:
             await asyncio.sleep(TICK)
         self.server.should_exit = True
 

@@ -16,6 +16,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import required
 from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.batching import Part
+from keras_transformer.serving.described import JSON
 from keras_transformer.serving.hosting import Host, Hosted, Limits
 from keras_transformer.serving.keys import Keys
 from keras_transformer.serving.telemetry import Telemetry
@@ -29,7 +30,9 @@ SURE = 0.8  # the least confidence with which a language is told
 MOST_READ = 2_000  # characters, which tell a language as well as more
 AUTO = "auto"  # in place of a language: the server detects it
 MOST_TOLD = 8  # names in a message
+MOST_AT_ONCE = 4_000  # characters that are read between two events
 Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _loading = threading.Lock()
 
 
@@ -49,7 +52,7 @@ class Service:
     keys: Keys | None = None
     prefix: str = ""
     is_draining: bool = False
-    num_open: int = 0  # requests that have no whole answer yet
+    num_accepted: int = 0  # requests that will have an answer before the server ends
 
     @property
     def limits(self) -> Limits:
@@ -234,8 +237,12 @@ def _without_languages(model: Hosted, source: str | None, target: str | None) ->
 
 
 def _chosen(by_source: dict[str, Choice], found: Detected) -> Choice:
-    """Chooses the likeliest source; the first where the text tells nothing."""
+    """Chooses the likeliest source; or the only one, whatever the text is."""
     best = found.best(by_source) or (next(iter(by_source)), 0.0)
+    if not best[1] and len(by_source) > 1:
+        raise RequestError(
+            f"the language of a text cannot be told among {', '.join([*by_source][:MOST_TOLD])}: give source"
+        )
     return by_source[best[0]]._replace(found=best)
 
 
@@ -243,6 +250,12 @@ def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
     """Returns what language each text seems to be in, among those that the models read and write."""
     languages = [*dict.fromkeys(code for pair in service.pairs() for code in pair)]
     return [detected(text, languages) for text in texts]
+
+
+async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result]) -> Result:
+    """Submits work; a thread reads what is long, so that no other client waits for that."""
+    is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE
+    return submit() if is_short else await asyncio.to_thread(submit)
 
 
 class Divided(Generic[Answer]):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 
 import pytest
 
@@ -54,6 +55,27 @@ def test_a_stream_tells_parts_and_then_the_whole_answer(client):
         ("item", {"index": place, "sentence": 0, "num_sentences": 1, "text": text}) for place, text in enumerate("AB")
     ]
     assert (name, json.loads(done)) == ("done", whole)
+
+
+def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(client, host):
+    host.models["en-de"].pairs = [("eng_Latn", "de"), ("qqq", "de")]
+    host.models["fr-de"].pairs = []
+    assert "give source" in translate(client, text=["a"], target="de").json()["error"]["message"]
+    host.models["en-de"].pairs = [("qqq", "de")]
+    assert translate(client, text="a").json()["translations"][0]["detected"] == {"language": "qqq", "confidence": 0.0}
+
+
+def test_long_texts_are_read_in_a_thread(host):
+    object.__setattr__(host.limits, "max_characters", 10_000)
+    object.__setattr__(host.limits, "max_body_bytes", 100_000)
+    engine, threads = host.models["en-de"].engine, []
+    submit = engine.submit
+    engine.submit = lambda *given: (threads.append(threading.current_thread()), submit(*given))[1]
+    client = a_client(host)
+    with client:
+        for text in ("a", "a" * 5_000):
+            translate(client, text=text, source="en")
+    assert threads[0] is not threads[1]
 
 
 def test_options_go_to_the_engine(client, host):
@@ -187,7 +209,8 @@ def test_while_models_are_loaded_requests_are_refused(client, host):
     host.is_ready = False
     answer = translate(client, text="a")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert client.get("/health/ready").status_code == 503
+    for path in ("/health/ready", "/v1/models", "/languages"):
+        assert client.get(path).status_code == 503
     assert client.get("/health/live").json() == {"status": "live"}
     host.is_ready = True
     assert client.get("/health/ready").json() == {"status": "ready"}
