@@ -207,7 +207,7 @@ def usage(texts: Sequence[Generated], num_each: int = 1) -> JSON:
 
 
 async def _chunks(
-    http: Request, work: Work[Sequence[Generated]], form: Form, model: str, num_each: int, has_usage: bool
+    http: Request, work: Work[list[Generated]], form: Form, model: str, num_each: int, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     envelope = form.envelope(http, model, is_chunk=True)
     last: dict[int, Generated] = {}

@@ -19,6 +19,7 @@ from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
 from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
+from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 from keras_transformer.spec.search_options import SearchOptions
 
@@ -155,11 +156,18 @@ def about(model: Hosted, limits: Limits) -> JSON:
         "precision": model.precision,
         "sha": model.identity,
         "certificate": {"holds": model.holds, "artefacts": artefacts},
+        **_of_engine(model),
         "limits": {
             "max_texts": limits.max_texts, "max_characters": limits.max_characters, "max_beams": limits.max_beams,
             "max_new_tokens": limits.max_new_tokens, "max_body_bytes": limits.max_body_bytes, "seconds": limits.seconds,
         },
     }  # fmt: skip
+
+
+def _of_engine(model: Hosted) -> JSON:
+    if isinstance(model.engine, TranslationEngine):
+        return {"beams": model.engine.options().num_beams}
+    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": model.engine.verbs}
 
 
 def as_list(value: JSON) -> list[str]:
@@ -234,7 +242,7 @@ def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answ
 
 async def generation(
     model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
-) -> Work[Sequence[Generated]]:
+) -> Work[list[Generated]]:
     """Asks a model for texts that begin with prompts, as the values of a body say.
 
     Raises:
@@ -276,7 +284,7 @@ async def generate(http: Request, given: dict[str, JSON]) -> Response:
     return JSONResponse(_texts(await answers_of(http, work, service.limits.seconds), model))
 
 
-def _texts(found: Sequence[Sequence[Generated]], model: Hosted) -> JSON:
+def _texts(found: list[list[Generated]], model: Hosted) -> JSON:
     texts = [
         {
             "text": best.text, "finish_reason": best.finish_reason, "log_prob": best.log_prob,
@@ -287,7 +295,7 @@ def _texts(found: Sequence[Sequence[Generated]], model: Hosted) -> JSON:
     return {"texts": texts, "model": model.name}
 
 
-async def _generation_events(work: Work[Sequence[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
+async def _generation_events(work: Work[list[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
     async for part in work.parts():
         yield event({"index": part.text, "text": part.answer[0].text}, "item")
     yield event(_texts(await work.answers(), model), "done")
