@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import PLAIN
+from keras_transformer.core.schema import list_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
@@ -50,6 +50,8 @@ ANSWERING: dict[str, tuple[str, dict[str, Field]]] = {
         },
     ),
 }  # fmt: skip
+HISTORY = a.text_or(list_of(str), "a list of items")
+HISTORY_TOLD = {"anyOf": [a.STRING, a.several(a.STRING)]}
 MODEL = a.shape(
     name=a.STRING, task=a.STRING, source_language=a.nullable(a.STRING), target_language=a.nullable(a.STRING),
     pairs=a.several(a.several(a.STRING)), precision=a.STRING, sha=a.STRING,
@@ -127,7 +129,7 @@ def generate_body(limits: Limits) -> Body:
 def answer_body(verb: str, limits: Limits) -> Body:
     """Describes what the routes of the other tasks take."""
     each = "A text, an image in Base64, or a history: a list of items."
-    inputs = a.a_list(each, PLAIN[object], {}, limits.max_texts)
+    inputs = a.a_list(each, HISTORY, HISTORY_TOLD, limits.max_texts)
     return Body(verb, {"inputs": inputs, "model": MODEL_NAME, **ANSWERING[verb][1]})
 
 
