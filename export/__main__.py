@@ -12,7 +12,7 @@ from keras_transformer.core.errors import RequestError, command_line, exit_statu
 from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable
 from keras_transformer.core.folders import contents, found, locked
-from keras_transformer.runs.export_folder import CONVERTERS, PRECISIONS
+from keras_transformer.runs.export_folder import CONVERTERS, PRECISIONS, TRITON
 from keras_transformer.spec.custom_parts import FLAG, HELP, with_imports
 
 MEND = "choose another folder with --out"
@@ -28,7 +28,7 @@ TO_VERIFY_BY_RUN = {"sentences", "references", "source_language", "target_langua
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
-    "huggingface",
+    "huggingface", TRITON,
     "items.txt", "tokenizer.json", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
@@ -96,9 +96,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("run", metavar="RUN", nargs="?", help="a run folder that training wrote")
     verify = "certify this export, or one file of it, and write nothing: by RUN, or by what its certificate keeps"
     add("--verify", metavar="PATH", help=verify)
-    formats = "which formats to write; ctranslate2 takes translators; huggingface is a folder for transformers"
+    formats = (
+        "which formats to write; ctranslate2 and triton take translators; huggingface is a folder for transformers; "
+        "triton a model repository of the ONNX graphs"
+    )
     chosen = f"{formats} (default: {' '.join(DEFAULT_FORMATS)})"
-    add("--format", nargs="+", choices=FORMATS, default=DEFAULT_FORMATS, help=chosen)
+    add("--format", nargs="+", choices=(*FORMATS, TRITON), default=DEFAULT_FORMATS, help=chosen)
     precisions = f"which precisions to write (default: {' '.join(DEFAULT_PRECISIONS)})"
     add("--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help=precisions)
     converter = "what makes the ONNX graphs: this package's own recorder (default), or tf2onnx from TensorFlow's graph"

@@ -13,7 +13,7 @@ from pathlib import Path
 from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.core.extras import required
 from keras_transformer.core.folders import whole_folder
-from keras_transformer.runs.export_folder import CERTIFICATE, ONNX, RECORDER, TF2ONNX
+from keras_transformer.runs.export_folder import CERTIFICATE, ONNX, RECORDER, TF2ONNX, TRITON
 from keras_transformer.runs.run_folder import RunFolder, resume_command
 from keras_transformer.text.lines import read_lines
 
@@ -26,6 +26,7 @@ from .ctranslate2 import require_held
 from .hub import require_form
 from .hub_forms import FORMAT
 from .tflite import require_size
+from .triton import require_translator, write_repository
 
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
@@ -61,6 +62,8 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     decoding = run.decoding(arguments.n_best, num_beams=arguments.beams, **search)
     check_parts(run, plan, converter)
     check_vocabulary(run, plan)
+    if TRITON in arguments.format:
+        require_translator(run.signature, arguments.format)
     place = partial(whole_folder, folder, partial(check_place, folder, arguments.overwrite))
     if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
         with place() as aside:
@@ -72,15 +75,22 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     with place() as aside:
         write_artefacts(run, aside, decoding, plan, converter)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
-        write_certificate(certificate, aside)
-        if (aside / ONNX).is_dir():
-            shutil.copy(aside / CERTIFICATE, aside / ONNX)  # what answers takes this folder alone
+        complete(aside, certificate, TRITON in arguments.format)
         if not (certificate.holds or arguments.force_publish):
             refused = folder.with_name(f"{folder.name}.refused")
             with whole_folder(refused, partial(check_place, refused, True)) as kept:
                 aside.rename(kept)
             tell(certificate, refused, f"; {folder} is as it was: --force-publish writes there all the same")
     tell(certificate, folder)
+
+
+def complete(folder: Path, certificate: Certificate, with_triton: bool) -> None:
+    """Adds the certificate to an export's artefacts, and a model repository for Triton if it is asked for."""
+    write_certificate(certificate, folder)
+    if (folder / ONNX).is_dir():
+        shutil.copy(folder / CERTIFICATE, folder / ONNX)  # what answers takes this folder alone
+    if with_triton:
+        write_repository(folder)
 
 
 def tell(certificate: Certificate, folder: Path | None, mend: str = "") -> None:
@@ -139,6 +149,8 @@ def planned(formats: Sequence[str], precisions: Sequence[str], converter: str = 
         required(TF2ONNX, TF2ONNX, "--converter tf2onnx")
     plan = []
     for format in dict.fromkeys(formats):
+        if format == TRITON:  # it is made of what another format wrote
+            continue
         for package in PACKAGES[format]:
             required(package, "ctranslate2" if format == "ctranslate2" else "export", "exporting")
         refusals = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keras_transformer.core.lazy import lazy_names
-from keras_transformer.core.machine import keep_memory
+from keras_transformer.core.machine import keep_memory, send_nothing
 from keras_transformer.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ _ANSWERING = (
     "Classifier", "Generator", "Recognizer", "Recommender", "Translator",
     "load", "load_classifier", "load_generator", "load_recognizer", "load_recommender",
 )  # fmt: skip
-_MODULES = ["layers", "losses", "metrics", "models", "optimizers", "plots", "schedules"]
+_MODULES = ["layers", "losses", "metrics", "models", "optimizers", "plots", "schedules", "serving"]
 keep_memory()  # before TensorFlow allocates
+send_nothing()  # before ONNX Runtime is imported
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__, __all__ = lazy_names(
-        __name__, _NAMES, _MODULES, without_keras=(*_ANSWERING, "Option", "Tokenizer", "plots")
+        __name__, _NAMES, _MODULES, without_keras=(*_ANSWERING, "Option", "Tokenizer", "plots", "serving")
     )

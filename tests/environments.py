@@ -1,7 +1,7 @@
 """Environments that hold what this package brings, alone or with extras, and nothing else; no test needs a network.
 
-`python -m tests.environments` prints those lines of requirements.lock that the answering environment needs, for the
-folder of wheels that `make` prepares.
+`python -m tests.environments` prints those lines of requirements.lock that the answering environment, the server and a
+build of this package need, for the folder of wheels that `make` prepares.
 """
 
 import re
@@ -58,6 +58,12 @@ def packages_of(folder: Path) -> Path:
     """Where the packages of an environment lie."""
     (packages,) = folder.glob("lib/python*/site-packages")
     return packages
+
+
+def names_in(place: Path) -> set[str]:
+    """The names of what is installed in a folder of packages."""
+    listed = (path.name.removesuffix(".dist-info").rsplit("-", 1)[0] for path in place.glob("*.dist-info"))
+    return {name.lower().replace("_", "-") for name in listed}
 
 
 @pytest.fixture(scope="session")
@@ -126,4 +132,4 @@ def link(package: Distribution, place: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(locked({*needed()}), end="")
+    print(locked({*needed("serve"), "setuptools"}), end="")

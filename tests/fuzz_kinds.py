@@ -203,16 +203,9 @@ def answering(folder: Path) -> None:
     assert answer("classify", "run", folder) == 0
 
 
-def exported(folder: Path) -> None:
-    """Writes an export of a translator."""
-    unpack("translation", folder / "run")
-    assert export([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
-
-
-def labelling(folder: Path) -> None:
-    """Writes an export of a classifier."""
-    unpack("classification", folder / "run")
-    assert export([str(folder / "run"), "--format", "onnx", "--out", str(folder / "export")]) == 0
+def exported(task: str) -> Maker:
+    """Writes an export of a run."""
+    return lambda folder: export([str(unpack(task, folder / "run")), "--format", "onnx", "--out", f"{folder}/export"])
 
 
 def chat(folder: Path) -> None:
@@ -373,6 +366,7 @@ FOREIGN: dict[tuple[str, str], list[Any]] = {
     ("gpt2", "merges"): [("merges.txt", "text"), "vocab.json"],
 }  # fmt: skip
 IN_CPP = {"source.spm", "spiece.model"}
+TRANSLATOR, CLASSIFIER = exported("translation"), exported("classification")
 KINDS = [
     *(Kind(f"config.json of {task}", golden(task), CONFIG, read_config_of) for task in TASKS),
     *(Kind(f"config.json to resume {task}", golden(task), CONFIG, resume) for task in TASKS[:6]),
@@ -406,14 +400,14 @@ KINDS = [
     Kind("kept probes", answering, PROBES, CLASSIFY, may_differ=True),
     Kind("kept graph", answering, GRAPH, CLASSIFY, "bytes", library=True, may_differ=True),
     Kind("kept graph's metadata", answering, GRAPH, CLASSIFY, "metadata", may_differ=True),
-    Kind("certificate.json to verify", exported, EXPORTED[0], verify),
-    Kind("certificate.json", exported, EXPORTED[2], TRANSLATE, may_differ=True),
-    Kind("export's metadata", exported, EXPORTED[1], TRANSLATE, "metadata", may_differ=True),
-    Kind("graph of an exported classifier", labelling, LABELLING, LABEL, "bytes", library=True, may_differ=True),
-    Kind("its metadata", labelling, LABELLING, LABEL, "metadata", may_differ=True),
-    Kind("its certificate.json", labelling, EXPORTED[2], LABEL, may_differ=True),
-    *(Kind(f"its {form}, told by info", labelling, LABELLING, tell, form, may_differ=True)
+    Kind("certificate.json to verify", TRANSLATOR, EXPORTED[0], verify),
+    Kind("certificate.json", TRANSLATOR, EXPORTED[2], TRANSLATE, may_differ=True),
+    Kind("export's metadata", TRANSLATOR, EXPORTED[1], TRANSLATE, "metadata", may_differ=True),
+    Kind("graph of an exported classifier", CLASSIFIER, LABELLING, LABEL, "bytes", library=True, may_differ=True),
+    Kind("its metadata", CLASSIFIER, LABELLING, LABEL, "metadata", may_differ=True),
+    Kind("its certificate.json", CLASSIFIER, EXPORTED[2], LABEL, may_differ=True),
+    *(Kind(f"its {form}, told by info", CLASSIFIER, LABELLING, tell, form, may_differ=True)
       for form in ("metadata", "bytes")),
-    Kind("its certificate.json, told by info", labelling, EXPORTED[2], tell, may_differ=True),
+    Kind("its certificate.json, told by info", CLASSIFIER, EXPORTED[2], tell, may_differ=True),
     Kind("chat template", chat, "template", read_template, "text"),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from keras_transformer.tasks.translation.commands.translate import own_search_of
 from keras_transformer.text.bleu import tokenizer_for
 from keras_transformer.training.request import open_run
 from tests.fuzz import put, strange
-from tests.fuzz_kinds import KINDS, exported
+from tests.fuzz_kinds import KINDS, TRANSLATOR
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
 from tests.processes import run_python
@@ -77,7 +77,7 @@ def test_a_strange_value_in_a_configuration_is_refused_in_one_line_or_harmless(r
 
 def test_every_kind_of_file_that_is_changed_at_random_is_refused_in_one_line_or_harmless():
     """By the program; TensorFlow has no threads in its process, which forks."""
-    kinds = [f"--kind={kind.name}" for kind in KINDS if kind.make is not exported]
+    kinds = [f"--kind={kind.name}" for kind in KINDS if kind.make is not TRANSLATOR]
     run_python("-m", "tests.fuzz", "--mutations", 4, *kinds)
 
 

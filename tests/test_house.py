@@ -22,10 +22,10 @@ OURS = (PACKAGE, "export", "train", "benchmarks", "examples", "tests")
 FLOORS = """
 benchmarks notebooks examples
 keras_transformer.__main__ train export.__main__
-keras_transformer.serving
 export.exporting
 keras_transformer.__init__
-export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub
+keras_transformer.serving
+export.onnx export.saved_model export.tflite export.certificate export.ctranslate2 export.hub export.triton
 export.hub_text
 export.artefacts export.hub_forms export.tflite_converter
 export.word_pieces

@@ -70,6 +70,17 @@ def test_tensorflow_keeps_memory_where_it_would_not_unless_the_user_chose(
     assert [os.environ.get(name) for name in names] == [expected, "16777216" if expected == "true" else None]
 
 
+def test_onnx_runtime_tells_nobody_of_this_machine_and_notes_nothing(tmp_path):
+    """In tests it does so by itself, which it knows by the variables that are left out."""
+    silent = ("ORT_DISABLE", "PYTEST", "CI")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(silent)}
+    program = "import keras_transformer; print(keras_transformer.load('demo').translate('two'))"
+    own |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout == "zwei\n"
+    assert {path.name for path in tmp_path.iterdir()} <= {"keras_transformer"}
+
+
 def registered_names() -> list[str]:
     """The names of all classes that are registered with Keras, as the source has them."""
     pattern = r"@keras\.saving\.register_keras_serializable\(package=\"keras_transformer\"\)\nclass (\w+)"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import keras_transformer
-from tests.environments import PIP, ROOT, WHEELS, needed, packages_of, python_of
+from tests.environments import PIP, ROOT, WHEELS, names_in, needed, packages_of, python_of
 from tests.tiny_corpus import tiny_flags
 
 DISTRIBUTION = f"keras_transformer_kit-{keras_transformer.__version__}.dist-info"
@@ -27,12 +27,6 @@ def run(*command: str | Path, folder: Path, status: int = 0, **environment: str)
     )
     assert done.returncode == status, done.stderr
     return done
-
-
-def names_in(place: Path) -> set[str]:
-    """The names of what is installed in a folder of packages."""
-    listed = (path.name.removesuffix(".dist-info").rsplit("-", 1)[0] for path in place.glob("*.dist-info"))
-    return {name.lower().replace("_", "-") for name in listed}
 
 
 def test_it_installs_one_name_and_every_module(plain_environment):

@@ -1,7 +1,10 @@
 """A pytest plugin: fixtures of a small run with random weights, enough to translate with."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +12,8 @@ from keras_transformer.models import model_config
 from keras_transformer.runs import run_folder as runs
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
+
+OWN: dict[str, Any] = {"num_beams": 2, "length_penalty": 0.6, "max_length": 5}
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,15 @@ def translator(tiny_model, tokenizer):
     return Translator(tiny_model, tokenizer)
 
 
+@pytest.fixture
+def keras_is_used(monkeypatch, translator) -> Mock:
+    """A `Mock` that is called for Keras, whose model is in memory already."""
+    from keras_transformer.tasks.translation import loading
+
+    monkeypatch.setattr(loading, "keras_decoder", opened := Mock(return_value=translator.decoder))
+    return opened
+
+
 @pytest.fixture(scope="session")
 def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
     run = runs.RunFolder(tmp_path_factory.mktemp("runs") / "tiny")
@@ -51,6 +65,26 @@ def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
     runs.write_config(run, runs.RunConfig(model_config(tiny_model), {"seed": 1}, versions={"keras": "3"}))
     runs.save_model(run, tiny_model)
     return run.path
+
+
+@pytest.fixture(scope="session")
+def kept(built_run, tmp_path_factory) -> Path:
+    """A run with a search of its own, whose graph it keeps."""
+    from keras_transformer.tasks.translation.loading import load
+    from tests.graphs import search_eagerly
+
+    run = Path(shutil.copytree(built_run, tmp_path_factory.mktemp("kept") / "run"))
+    runs.write_config(runs.RunFolder(run), replace(runs.read_config(run), search=OWN))
+    with pytest.MonkeyPatch.context() as patch:
+        search_eagerly(patch)
+        load(run)
+    return run
+
+
+@pytest.fixture
+def kept_run(kept, tmp_path) -> Path:
+    """A copy of it that a test may damage."""
+    return Path(shutil.copytree(kept, tmp_path / "kept"))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ PAGE = "docs/recipients.md"
 ENGINES = ("auto", "onnx", "keras")  # what answers
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
 ONNX = "onnx"  # the folder of an export's graphs, with all that answering with them takes
+TRITON = "triton"  # that of a model repository of the same graphs
 CERTIFICATE = "certificate.json"
 # It rises with any change of the graphs that are written of a model: runs keep graphs under this number.
 GRAPH_FORMAT = 2

@@ -34,6 +34,8 @@ from keras_transformer.text.sentences import Ids
 from keras_transformer.text.tokenizer import END
 
 ENDED, CUT = "stop", "length"  # reasons to finish, as clients know them
+# Seconds from one text of a request to the next where others wait: a list of 1,000 does not hold up a lone prompt.
+BETWEEN = 0.1
 USUAL_RATE = 200.0  # tokens a second, before any was measured
 HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # what bytes give that spell a part of a character yet
 MESSAGES = list_of(having(role=str, content=str), 1)
@@ -75,7 +77,7 @@ class Row:
         options: how the next token is chosen.
         stop: texts at which it ends.
         size: the most places that it takes in the batch.
-        since: when it began to wait, by `time.monotonic`.
+        due: when it may begin, by `time.monotonic`; earlier where there is room.
     """
 
     request: GrowingRequest
@@ -87,7 +89,7 @@ class Row:
     options: SearchOptions
     stop: Sequence[str]
     size: int
-    since: float
+    due: float
     told: str = ""
     finish_reason: str = ""
     room: int = 0  # how many tokens its window has room for
@@ -356,7 +358,8 @@ class GenerationEngine:
         random = np.random.default_rng([options.seed, prompt, copy])
         size = min(len(ids) + max_tokens, self.generator.model.context_length) + 1
         growing = GrowingText([*ids], random=random)
-        return Row(request, prompt, copy, len(ids), growing, max_tokens, options, stop, size, time.monotonic())
+        due = time.monotonic() + BETWEEN * (prompt * options.n_best + copy)
+        return Row(request, prompt, copy, len(ids), growing, max_tokens, options, stop, size, due)
 
     def _enter(self, request: GrowingRequest, rows: Sequence[Row]) -> None:
         """Puts texts into the queue."""
@@ -371,7 +374,7 @@ class GenerationEngine:
                 seconds = max(1, math.ceil(self.waiting_tokens / self._rate))
                 raise Refusal(429, "overloaded", f"too much waits: try again in {seconds} s", float(seconds))
             request.on_cancel(lambda: self._withdraw(request))
-            self._waiting += rows
+            self._waiting = sorted([*self._waiting, *rows], key=lambda row: row.due)
             self.waiting_tokens += num_tokens
             self._changed.notify_all()
 
@@ -452,35 +455,38 @@ class GenerationEngine:
         with self._changed:
             for row in self._growing:
                 row.request.fail(error)
+        self._batches = []
 
     def _next(self) -> bool:
-        """Waits for something to do: lets texts leave that ended, and others take their places. False at the end."""
+        """Waits for something to do, and gives the places of texts that ended to others. False at the end."""
         with self._changed:
             while not self._is_closed:
                 self._stop = Stop()
-                self._leave()
+                self._growing = [row for row in self._growing if _is_wanted(row)]
                 self._take([row for row in self._waiting if not _is_wanted(row)])
                 new = self._chosen()
                 self._take(new)
                 self._growing += new
-                self._begin(new)
                 if self._growing:
-                    return True
+                    break
                 if self._is_retired:
                     return False
                 self._changed.notify_all()  # of those who wait until nothing grows
                 self._changed.wait()
-            return False
+            else:
+                return False
+        self._regroup(new)
+        return True
 
-    def _leave(self) -> None:
-        """Lets texts leave the batch that ended or that nobody waits for; those whose window is full begin the next."""
+    def _regroup(self, new: Sequence[Row]) -> None:
+        """Lets texts leave the batches that ended or that nobody waits for, and new ones be read; those whose window is
+        full begin the next."""
         full = list[Row]()
         for batch in self._batches:
             full += [row for row in batch.rows if _is_wanted(row) and not row.room]
             batch.keep([place for place, row in enumerate(batch.rows) if _is_wanted(row) and row.room])
         self._batches = GrowingBatch.merged(self._graph, [batch for batch in self._batches if batch.rows])
-        self._growing = [row for row in self._growing if _is_wanted(row)]
-        self._begin(full)
+        self._begin([*full, *new])
 
     def _begin(self, rows: Sequence[Row]) -> None:
         """Lets texts be read: at first, or from the last half of what the context holds."""

@@ -10,12 +10,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from export.artefacts import Decoding
-from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache
 from keras_transformer.runs.run_folder import RunFolder, load_model, save_model
 from keras_transformer.spec.search_options import SearchOptions
@@ -23,7 +21,6 @@ from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.commands import translate as engines
 from tests.answers import answer
 from tests.export.sessions import exported
-from tests.graphs import search_eagerly
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -36,30 +33,6 @@ SEARCH = ["--beams", 2, "--max-length", 5]
 def translate(folder, *options, command="translate"):
     """The exit status of a command, its standard output and error."""
     return answer(command, folder, *options, stdin=SOURCE)
-
-
-@pytest.fixture
-def keras_is_used(monkeypatch, translator):
-    """A `Mock` that is called for Keras, whose model is in memory already."""
-    monkeypatch.setattr(loading, "keras_decoder", opened := Mock(return_value=translator.decoder))
-    return opened
-
-
-@pytest.fixture(scope="module")
-def kept(built_run, tmp_path_factory) -> Path:
-    """A run that keeps the graph of a search with two beams."""
-    run = shutil.copytree(built_run, tmp_path_factory.mktemp("kept") / "run")
-    (run / "lines").write_bytes(SOURCE)
-    files = ["--source", run / "lines", "--reference", run / "lines"]
-    with pytest.MonkeyPatch.context() as patch:
-        search_eagerly(patch)
-        assert main([*map(str, ["evaluate", run, *files, *SEARCH])]) == 0
-    return Path(run)
-
-
-@pytest.fixture
-def kept_run(kept, tmp_path) -> Path:
-    return Path(shutil.copytree(kept, tmp_path / "kept"))
 
 
 def lines_of(translations):
@@ -215,13 +188,15 @@ def test_who_has_a_part_of_an_export_is_told_what_is_missing_not_to_train(comman
 
 
 def test_evaluate_takes_an_engine_and_processes_change_nothing(kept_run, keras_is_used):
-    files = ("--source", kept_run / "lines", "--reference", kept_run / "lines", *SEARCH)
+    """They take the graph that `load` has made."""
+    (lines := kept_run / "lines").write_bytes(SOURCE)
+    files = ("--source", lines, "--reference", lines, *SEARCH)
     shared = ("--processes", 2, "--threads", 1, "--batch-size", 2)
     ways = [("--engine", "onnx"), ("--engine", "keras"), ("--engine", "onnx", *shared)]
     rows = [json.loads(translate(kept_run, *files, *way, command="evaluate")[1]) for way in ways]
     timed = ("seconds", "tokens_per_second")
     assert len({json.dumps({name: row[name] for name in row if name not in timed}) for row in rows}) == 1
-    assert keras_is_used.call_count == 1
+    assert keras_is_used.call_count == len(graphs_in(kept_run)) == 1
 
 
 @pytest.fixture

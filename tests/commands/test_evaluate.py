@@ -14,7 +14,6 @@ import keras
 import pytest
 
 from export.artefacts import Decoding, open_run
-from keras_transformer.__main__ import main
 from keras_transformer.commands import graph_cache, streams
 from keras_transformer.commands.streams import ParallelLines
 from keras_transformer.runs.run_folder import CorpusFacts, RunFolder, read_config, write_config
@@ -25,6 +24,7 @@ from keras_transformer.tasks.translation.commands.evaluate import are_swapped
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.bleu import paired_quality
 from keras_transformer.text.tokenized import TokenizedCorpus
+from tests.answers import answer, refused
 from tests.export.sessions import exported
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
@@ -34,15 +34,14 @@ TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundr
 
 
 @pytest.fixture
-def evaluate(tmp_path, capsys) -> Callable[..., tuple[int, Any, str]]:
+def evaluate(tmp_path) -> Callable[..., tuple[int, Any, str]]:
     """`evaluate(run, lines, *options)` → exit status, the figures, and standard error."""
 
     def evaluate(run: Path, lines: list[str], *options: object) -> tuple[int, Any, str]:
         write_lines(file := tmp_path / "lines", lines)
         text = ["--source", file, "--reference", file, "--beams", 1, "--max-length", 4]
-        status = main([*map(str, ["evaluate", run, *text, *options])])
-        told = capsys.readouterr()
-        return status, json.loads(told.out or "null"), told.err
+        status, out, err = answer("evaluate", run, *text, *options)
+        return status, json.loads(out or "null"), err
 
     return evaluate
 
@@ -76,7 +75,7 @@ def test_swapped_sides_are_told_and_good_ones_never(evaluate, run_folder, transl
 
 
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
-    run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch, capsys
+    run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch
 ):
     write_config(RunFolder(run_folder), replace(read_config(run_folder), corpus=CHINESE))
     export = exported(open_run(run_folder), tmp_path / "export", Decoding(num_beams=1))
@@ -85,8 +84,8 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
         status, figures, _ = evaluate(folder, ["two"], *options)
         assert status == 0 and "tok:zh" in figures["bleu_signature"]
     assert "tok:none" in evaluate(export, ["two"], "--tokenize", "none")[1]["bleu_signature"]
-    assert main(["evaluate", str(run_folder), "--log", __file__, "--tokenize", "char"]) == 2
-    assert "--log is for --task next-item; received it for --task translation" in capsys.readouterr().err
+    told = refused("evaluate", run_folder, "--log", __file__, "--tokenize", "char")
+    assert "--log is for --task next-item; received it for --task translation" in told
 
 
 SOURCES = ["to the sea", "seven hundred and two", "two dogs", "the cat sat on the mat"]
@@ -116,7 +115,7 @@ def other_run(other, tmp_path) -> Path:
 
 
 @pytest.fixture
-def compare(capsys, monkeypatch, eager, translator, other):
+def compare(monkeypatch, eager, translator, other):
     """`compare(*arguments)` → exit status, the JSON objects on standard output, standard error.
 
     Keras translates, with models that are in memory already.
@@ -126,8 +125,7 @@ def compare(capsys, monkeypatch, eager, translator, other):
     monkeypatch.setattr(loading, "keras_decoder", lambda runs, threads: decoders[Path(runs[0]).name == "other"])
 
     def run(*arguments):
-        status = main([*map(str, ["compare", *arguments, "--max-length", 4])])
-        out, err = capsys.readouterr()
+        status, out, err = answer("compare", *arguments, "--max-length", 4)
         return status, list(map(json.loads, out.splitlines())), err
 
     return run

@@ -2,24 +2,19 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.runs.export_folder import NEAR_TIE
-from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
-from keras_transformer.tasks.translation import loading
 from keras_transformer.tasks.translation.loading import load
 from keras_transformer.tasks.translation.pipeline import Translator
-from tests.graphs import search_eagerly
 from tests.processes import run_python
+from tests.tiny_run import OWN
 
 pytestmark = pytest.mark.usefixtures("eager")
-OWN: dict[str, Any] = {"num_beams": 2, "length_penalty": 0.6, "max_length": 5}  # the run's own search
 LINES = ["to the sea", "seven hundred and two", "", "two dogs"]
 PROGRAM = """
 import sys
@@ -29,27 +24,9 @@ print(repr(translator.translate(sys.argv[2:])), {"keras", "tensorflow", "onnx"} 
 """
 
 
-@pytest.fixture(scope="module")
-def kept(built_run, tmp_path_factory) -> Path:
-    """A run that keeps the graph of its own search."""
-    run = Path(shutil.copytree(built_run, tmp_path_factory.mktemp("kept") / "run"))
-    write_config(RunFolder(run), replace(read_config(run), search=OWN))
-    with pytest.MonkeyPatch.context() as patch:
-        search_eagerly(patch)
-        load(run)
-    return run
-
-
 @pytest.fixture
-def run(kept, tmp_path) -> str:
-    return str(shutil.copytree(kept, tmp_path / "run"))
-
-
-@pytest.fixture
-def keras_is_loaded(monkeypatch, translator) -> Mock:
-    """A `Mock` that is called for Keras, whose model is in memory already."""
-    monkeypatch.setattr(loading, "keras_decoder", opened := Mock(return_value=translator.decoder))
-    return opened
+def run(kept_run) -> str:
+    return str(kept_run)
 
 
 def graphs_of(run: str) -> set[str]:
@@ -70,11 +47,11 @@ def test_a_run_translates_as_with_keras_and_imports_none(run, translator):
     assert run_python("-c", PROGRAM, run, *LINES).stdout == expected
 
 
-def test_what_the_graph_lacks_is_made_when_it_is_asked_for(run, translator, keras_is_loaded):
+def test_what_the_graph_lacks_is_made_when_it_is_asked_for(run, translator, keras_is_used):
     found = load(run)
     assert agree(found, translator)
     own = graphs_of(run)
-    assert len(own) == 1 and not keras_is_loaded.called
+    assert len(own) == 1 and not keras_is_used.called
     sampled: dict[str, Any] = {"sampling": True, "seed": 3, "max_length": 6, "n_best": 2}
     with ThreadPoolExecutor(4) as pool:
         drawn = list(pool.map(lambda _: found.n_best(LINES, **sampled), range(4)))
@@ -82,7 +59,7 @@ def test_what_the_graph_lacks_is_made_when_it_is_asked_for(run, translator, kera
     for one in drawn:
         assert [[each.text for each in texts] for texts in one] == [[each.text for each in texts] for texts in expected]
     assert graphs_of(run) == {*own, "encoder.onnx", "step.onnx"}
-    assert agree(found, translator, num_beams=1) and not keras_is_loaded.called
+    assert agree(found, translator, num_beams=1) and not keras_is_used.called
     assert found.score(["two dogs"], ["sea"])[0].log_prob == pytest.approx(
         translator.score(["two dogs"], ["sea"])[0].log_prob, abs=1e-3
     )
@@ -95,23 +72,19 @@ def test_graphs_are_made_with_any_number_of_threads_after_keras_has_computed(run
         shutil.rmtree(Path(run) / "cache")
 
 
-def test_keras_is_loaded_once_for_alignments_attention_and_the_model(run, translator, keras_is_loaded):
+def test_keras_is_used_once_for_alignments_attention_and_the_model(run, translator, keras_is_used):
     found = load(run)
     found.translate(LINES[:1])
-    assert not keras_is_loaded.called
+    assert not keras_is_used.called
     aligned = [one.n_best(LINES[-1:], num_beams=1, max_length=5, alignments=True) for one in (found, translator)]
     assert aligned[0][0][0].alignment == aligned[1][0][0].alignment != ()
     assert found.model is translator.model and [*found.attention("two dogs")] == [*translator.attention("two dogs")]
-    assert keras_is_loaded.call_count == 1
+    assert keras_is_used.call_count == 1
 
 
-def test_a_wrong_engine_is_refused(run, tmp_path):
+def test_a_wrong_engine_is_refused(run):
+    """That an export has no Keras model, and Keras one precision, is in `commands/test_engines.py`."""
     with pytest.raises(RequestError, match="engine must be one of auto, onnx, keras; received: 'tensorflow'"):
         load(run, engine="tensorflow")
     with pytest.raises(RequestError, match="Keras takes the threads of TensorFlow; received 2"):
         load(run, engine="keras", num_threads=2)
-    with pytest.raises(RequestError, match="--precision int8 needs ONNX Runtime: leave out --engine keras"):
-        load(run, engine="keras", precision="int8")
-    shutil.copytree(next(Path(run).glob("cache/onnx-*")), tmp_path / "export" / "onnx")
-    with pytest.raises(RequestError, match="is an export, which has no Keras model"):
-        load(tmp_path / "export", engine="keras")

@@ -1,6 +1,8 @@
 """Models of many languages are imported: they read and write as those of transformers."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from tests.importing.language_models import (
     tokenizer_of_m2m,
     write_m2m_tokenizer,
 )
-from tests.importing.theirs import SIDES, change, safetensors, tensors_of
+from tests.importing.theirs import SIDES, change, safetensors, tensors_of, write
 
 LINES = [*TEXT[:4], *TEXT[-3:], "☃ snow"]
 LONGEST = 12
@@ -142,33 +144,19 @@ def test_pieces_logits_and_translations_between_languages(kind, tmp_path, eager)
 
 
 def folder_without_transformers(folder: Path, is_mbart: bool = False) -> Path:
-    """A folder of M2M-100 or mBART-50 with random weights, which is made without transformers."""
-    size = write_m2m_tokenizer(folder) + 3
-    width, inner = SIDES["d_model"], SIDES["encoder_ffn_dim"]
-    kernels, norms = {"model.shared": (size, width)}, list[str]()
-    if is_mbart:
-        kernels |= {f"model.{stack}.embed_positions": (66, width) for stack in ("encoder", "decoder")}
-        norms += [f"model.{stack}.layernorm_embedding" for stack in ("encoder", "decoder")]
-    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
-        norms.append(f"model.{stack}.layer_norm")
-        for layer in (f"model.{stack}.layers.{number}" for number in range(SIDES[f"{stack}_layers"])):
-            names = [f"{layer}.{each}.{kind}_proj" for each in attentions for kind in ("q", "k", "v", "out")]
-            kernels |= {**dict.fromkeys(names, (width, width)), f"{layer}.fc1": (inner, width)}
-            kernels |= {f"{layer}.fc2": (width, inner)}
-            norms += [f"{layer}.{each}_layer_norm" for each in (*attentions, "final")]
+    """A folder of M2M-100 or mBART-50 with random weights: BART's tensors, some for mBART alone, and two norms more."""
+    size, width = write_m2m_tokenizer(folder) + 3, SIDES["d_model"]
+    shapes = {name: tensor.shape for name, tensor in tensors_of(write("bart", folder / "bart")).items()}
+    shutil.rmtree(folder / "bart")
+    norms = [f"model.{stack}.layer_norm.{part}" for stack in ("encoder", "decoder") for part in ("weight", "bias")]
+    shapes |= {"model.shared.weight": (size, width), **dict.fromkeys(norms, (width,))}
+    of_bart = "final_logits_bias" if is_mbart else "final_logits_bias|embed_positions|layernorm_embedding"
     draw = np.random.default_rng(1)
-    tensors = {f"{name}.weight": draw.normal(size=shape) for name, shape in kernels.items()}
-    biased = {name: shape[0] for name, shape in kernels.items() if name.endswith(("_proj", "fc1", "fc2"))}
-    tensors |= {f"{name}.bias": draw.normal(size=size) for name, size in biased.items()}
-    tensors |= {f"{name}.{part}": draw.normal(size=width) for name in norms for part in ("weight", "bias")}
+    tensors = {name: draw.normal(size=shape) for name, shape in shapes.items() if not re.search(of_bart, name)}
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
-    options = {
-        "model_type": "mbart" if is_mbart else "m2m_100",
-        "vocab_size": size,
-        "max_position_embeddings": 64,
-        "activation_function": "relu",
-    }
-    (folder / "config.json").write_text(json.dumps({**SIDES, **options}))
+    kind: Any = {"model_type": "mbart" if is_mbart else "m2m_100", "max_position_embeddings": 28 if is_mbart else 64}
+    config = {**SIDES, **kind, "vocab_size": size, "activation_function": "relu"}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -204,6 +204,20 @@ def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_gro
 
 
 @pytest.mark.usefixtures("endless")
+def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of):
+    engine = engine_of(generator, most_rows=2, observer=(steps := Steps()))
+
+    async def ask() -> None:
+        page = engine.submit(["do fi"] * 30, 20, DRAWN)
+        await steps.have_been(3)
+        assert len(await engine.submit(["ba"], 5, DRAWN).answers()) == 1
+        assert not page.has_ended and sum(steps.rows) < 100
+        assert len(await page.answers()) == 30
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("pads", [True, False], ids=["a graph that pads", "a graph of before"])
 def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_of, monkeypatch, pads):
     monkeypatch.setattr(SteppedLanguageModel, "takes_starts", pads)

@@ -279,6 +279,7 @@ def test_language_models_write_and_stop_and_other_models_show_bars(page):
     page.type("Once")
     page.server.seconds = 0.05
     page.find("#generate").click()
+    page.type(" upon")
     page.until("document.querySelector('#output').textContent.startsWith('word0 word1 ')")
     page.find("#stop").click()
     page.told("Stopped.")
@@ -294,7 +295,7 @@ def test_language_models_write_and_stop_and_other_models_show_bars(page):
         page.until("document.querySelectorAll('#rows li').length === arguments[0]", len(bars))
         assert page.texts("#rows li") == bars
     page.told("left out: 2.")
-    assert [body["inputs"] for body in page.server.asked[1:]] == [["Once"], ["Once"], [["Once"]]]
+    assert [body["inputs"] for body in page.server.asked[1:]] == [["Once upon"], ["Once upon"], [["Once upon"]]]
 
 
 @browser

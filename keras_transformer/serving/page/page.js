@@ -38,8 +38,10 @@ function say(name, values = {}) {
   return (strings[name] ?? name).replace(/\{(\w+)\}/g, (_, key) => values[key] ?? "");
 }
 
+const tag = code => code.replaceAll("_", "-"); /* such as de_DE, as browsers know it */
+
 function languageName(code) {
-  try { return languageNames.of(code); } catch { return code; }
+  try { return languageNames.of(tag(code)); } catch { return code; }
 }
 
 /* Text from anywhere becomes text nodes alone, never markup. */
@@ -167,6 +169,7 @@ function halt() {
   clearTimeout(waiting);
   running?.abort();
   running = null;
+  output.removeAttribute("aria-busy");
   byId("stop").hidden = true;
   byId("generate").hidden = false;
   byId("progress").hidden = true;
@@ -181,12 +184,12 @@ function draft() {
 }
 
 function edited() {
-  if (!state.models.length) return showSource();
+  const isBlank = !input.value.trim();
+  showSource();
+  if (!state.models.length || !(isBlank || TASKS[state.task].live)) return;
   halt();
   state.failures = 0;
-  showSource();
-  if (!input.value.trim()) return empty();
-  if (!TASKS[state.task].live) return;
+  if (isBlank) return empty();
   draft();
   waiting = setTimeout(ask, PAUSE);
 }
@@ -218,7 +221,6 @@ async function ask() {
 
 function settle() {
   byId("to").classList.remove("draft");
-  output.removeAttribute("aria-busy");
   for (const id of ["copying", "saving"]) byId(id).disabled = !answerText();
   fit();
 }
@@ -271,6 +273,7 @@ function empty() {
   Object.assign(state, { links: [], sentences: [], answer: null, detected: null });
   look([]);
   output.replaceChildren(element("span", { class: "hint" }, say(`empty_${state.task}`)));
+  output.lang = byId("score").textContent = "";
   rows.replaceChildren();
   rows.hidden = true;
   output.hidden = false;
@@ -312,7 +315,7 @@ function showTranslation({ translations: [answer] }, sentences) {
 /* Shows one of several translations; the others stand below, to be chosen. */
 function choose(choices, at) {
   const { text, score, words } = choices[at];
-  output.lang = targetMenu.value;
+  output.lang = tag(targetMenu.value);
   output.replaceChildren(text);
   byId("score").textContent = typeof score === "number" ? say("score", { score: shownScore(score) }) : "";
   const source = places(input.value), target = places(text);
@@ -324,12 +327,11 @@ const shownScore = score => hundredths.format(score).replace("-", "−");
 
 function showOthers(choices, chosen = 0) {
   const others = choices.map((choice, at) => {
-    const button = element("button", { type: "button", dir: "auto" }, element("span", { lang: targetMenu.value }, choice.text), element("small", { dir: "ltr" }, shownScore(choice.score)));
+    const button = element("button", { type: "button", dir: "auto" }, element("span", { lang: tag(targetMenu.value) }, choice.text), element("small", { dir: "ltr" }, shownScore(choice.score)));
     button.addEventListener("click", () => { look([]); choose(choices, at); });
     return element("li", {}, button);
   });
   byId("others").hidden = !choices.length;
-  if (!choices.length && !input.value.trim()) byId("score").textContent = "";
   byId("others").lastElementChild.replaceChildren(...others.filter((_, at) => at !== chosen));
 }
 
@@ -448,7 +450,7 @@ function showLanguages() {
   fillMenu(targetMenu, pairs.length ? named(targets) : unknown, targetMenu.value || targets[0]);
   for (const menu of [sourceMenu, targetMenu]) menu.disabled = menu.length < 2;
   showDetected();
-  input.lang = sourceMenu.value === "auto" ? "" : sourceMenu.value;
+  input.lang = sourceMenu.value === "auto" ? "" : tag(sourceMenu.value);
   showBadge();
 }
 
@@ -586,9 +588,10 @@ function pressed(event) {
 }
 
 function stop() {
+  const { live } = TASKS[state.task];
   halt();
-  settle();
-  tell(say("stopped"), { again: TASKS[state.task].live ? say("again") : "" });
+  if (!live) settle();
+  tell(say("stopped"), { again: live ? say("again") : "" });
   byId("again").onclick = ask;
 }
 

@@ -49,18 +49,27 @@ class Continuation(NamedTuple):
 
 @dataclass
 class GrowingText:
-    """A text that grows."""
+    """Holds a text that grows.
 
-    ids: Ids  # the prompt's, and those that were added
+    Args:
+        ids: the prompt's, and those that were added.
+        num_added: how many were added.
+        log_prob: log P of those that were added.
+        random: draws what is added.
+    """
+
+    ids: Ids
     num_added: int = 0
     log_prob: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     @property
     def added(self) -> Ids:
+        """The ids that were added."""
         return self.ids[len(self.ids) - self.num_added :]
 
     def is_done(self, max_tokens: int) -> bool:
+        """Tells whether so many tokens were added, or the end."""
         return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
 
 
