@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from keras_transformer.core.schema import PLAIN, Schema, line, list_of, number, object_of, one_of, or_null, whole
+from keras_transformer.core.schema import PLAIN, Schema, list_of, number, object_of, one_of, or_null, text, whole
 from keras_transformer.core.version import __version__
 from keras_transformer.serving.batching import Refusal
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 JSON: TypeAlias = Any  # what enters and leaves as JSON
 OWN, LIBRE, OPENAI = "own", "libretranslate", "openai"  # the shapes of errors
 SHORT = 200  # characters of a name
+NAME = re.compile(rf"[A-Za-z0-9._:/-]{{1,{SHORT}}}")
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
 
 
@@ -61,29 +63,34 @@ def a_text(told: str, most: int, required: bool = False) -> Field:
     return Field(PLAIN[str], {**STRING, "maxLength": most, "description": told}, required, None, most)
 
 
+def text_or(other: Schema, told: str) -> Schema:
+    """Allows a text, and what another schema does, which `told` says in words."""
+    return Schema(
+        f"a text, or {told}",
+        lambda value: isinstance(value, str) or other.holds(value),
+        lambda value, place: () if isinstance(value, str) else other.parts(value, place),
+    )
+
+
 def some_texts(told: str, most: int, most_items: int, required: bool = True) -> Field:
     """Describes a text, or a list of texts."""
-    texts = list_of(str, 1)
-    either = Schema(
-        "a text, or a list of texts",
-        lambda value: isinstance(value, str) or texts.holds(value),
-        lambda value, place: () if isinstance(value, str) else texts.parts(value, place),
-    )
+    either = text_or(list_of(str, 1), "a list of texts")
     one = {**STRING, "maxLength": most}
     several = {"type": "array", "items": one, "minItems": 1, "maxItems": most_items}
     return Field(either, {"anyOf": [one, several], "description": told}, required, None, most, most_items)
 
 
-def a_list(told: str, each: Schema, each_told: dict[str, JSON], most_items: int, required: bool = True) -> Field:
-    """Describes a list of values."""
+def a_list(told: str, each: Schema, each_told: dict[str, JSON], most_items: int) -> Field:
+    """Describes a list of values, which must be given."""
     json = {"type": "array", "items": each_told, "minItems": 1, "maxItems": most_items, "description": told}
-    return Field(list_of(each, 1), json, required, None, None, most_items)
+    return Field(list_of(each, 1), json, True, None, None, most_items)
 
 
 def a_name(told: str, required: bool = False, default: str | None = None) -> Field:
     """Describes the name of a model, or the code of a language."""
-    json = {**STRING, "minLength": 1, "maxLength": SHORT, "description": told}
-    return Field(line(SHORT, 1), _with_default(json, default), required, default)
+    json = {**STRING, "pattern": f"^{NAME.pattern}$", "description": told}
+    allowed = text(NAME, f"1 to {SHORT} letters, digits or . _ : / -")
+    return Field(allowed, _with_default(json, default), required, default)
 
 
 def a_whole(told: str, least: int, most: int, default: int | None = None) -> Field:

@@ -32,11 +32,7 @@ COMPLETION = a.shape(**ENVELOPE, choices={"type": "array"}, usage=USAGE)
 TRANSLATED = a.shape(**ENVELOPE, text={"anyOf": [a.STRING, a.several(a.STRING)]})
 # What a chat has: a text, or parts that are texts.
 PART = object_of({"type": one_of(["text"]), "text": str})
-CONTENT = Schema(
-    "a text, or a list of parts of the type text",
-    lambda value: isinstance(value, str) or list_of(PART, 1).holds(value),
-    lambda value, place: () if isinstance(value, str) else list_of(PART, 1).parts(value, place),
-)
+CONTENT = a.text_or(list_of(PART, 1), "a list of parts of the type text")
 MESSAGE = object_of({"role": one_of(ROLES), "content": CONTENT}, {"name": str})
 PART_TOLD = {**a.shape(type={"const": "text"}, text=a.STRING), "additionalProperties": False}
 CONTENT_TOLD = {"anyOf": [a.STRING, {**a.several(PART_TOLD), "minItems": 1}]}
@@ -207,7 +203,7 @@ def usage(texts: Sequence[Generated], num_each: int = 1) -> JSON:
 
 
 async def _chunks(
-    http: Request, work: Work[Sequence[Generated]], form: Form, model: str, num_each: int, has_usage: bool
+    http: Request, work: Work[list[Generated]], form: Form, model: str, num_each: int, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     envelope = form.envelope(http, model, is_chunk=True)
     last: dict[int, Generated] = {}

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import PLAIN
+from keras_transformer.core.schema import list_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
 from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
+from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
 from keras_transformer.spec.search_options import SearchOptions
 
@@ -49,6 +50,8 @@ ANSWERING: dict[str, tuple[str, dict[str, Field]]] = {
         },
     ),
 }  # fmt: skip
+HISTORY = a.text_or(list_of(str), "a list of items")
+HISTORY_TOLD = {"anyOf": [a.STRING, a.several(a.STRING)]}
 MODEL = a.shape(
     name=a.STRING, task=a.STRING, source_language=a.nullable(a.STRING), target_language=a.nullable(a.STRING),
     pairs=a.several(a.several(a.STRING)), precision=a.STRING, sha=a.STRING,
@@ -126,7 +129,7 @@ def generate_body(limits: Limits) -> Body:
 def answer_body(verb: str, limits: Limits) -> Body:
     """Describes what the routes of the other tasks take."""
     each = "A text, an image in Base64, or a history: a list of items."
-    inputs = a.a_list(each, PLAIN[object], {}, limits.max_texts)
+    inputs = a.a_list(each, HISTORY, HISTORY_TOLD, limits.max_texts)
     return Body(verb, {"inputs": inputs, "model": MODEL_NAME, **ANSWERING[verb][1]})
 
 
@@ -155,11 +158,18 @@ def about(model: Hosted, limits: Limits) -> JSON:
         "precision": model.precision,
         "sha": model.identity,
         "certificate": {"holds": model.holds, "artefacts": artefacts},
+        **_of_engine(model),
         "limits": {
             "max_texts": limits.max_texts, "max_characters": limits.max_characters, "max_beams": limits.max_beams,
             "max_new_tokens": limits.max_new_tokens, "max_body_bytes": limits.max_body_bytes, "seconds": limits.seconds,
         },
     }  # fmt: skip
+
+
+def _of_engine(model: Hosted) -> JSON:
+    if isinstance(model.engine, TranslationEngine):
+        return {"beams": model.engine.options().num_beams}
+    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": model.engine.verbs}
 
 
 def as_list(value: JSON) -> list[str]:
@@ -234,7 +244,7 @@ def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answ
 
 async def generation(
     model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
-) -> Work[Sequence[Generated]]:
+) -> Work[list[Generated]]:
     """Asks a model for texts that begin with prompts, as the values of a body say.
 
     Raises:
@@ -276,7 +286,7 @@ async def generate(http: Request, given: dict[str, JSON]) -> Response:
     return JSONResponse(_texts(await answers_of(http, work, service.limits.seconds), model))
 
 
-def _texts(found: Sequence[Sequence[Generated]], model: Hosted) -> JSON:
+def _texts(found: list[list[Generated]], model: Hosted) -> JSON:
     texts = [
         {
             "text": best.text, "finish_reason": best.finish_reason, "log_prob": best.log_prob,
@@ -287,7 +297,7 @@ def _texts(found: Sequence[Sequence[Generated]], model: Hosted) -> JSON:
     return {"texts": texts, "model": model.name}
 
 
-async def _generation_events(work: Work[Sequence[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
+async def _generation_events(work: Work[list[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
     async for part in work.parts():
         yield event({"index": part.text, "text": part.answer[0].text}, "item")
     yield event(_texts(await work.answers(), model), "done")

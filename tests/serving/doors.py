@@ -54,7 +54,7 @@ class Engine:
     def __init__(self):
         self.works, self.asked, self.error, self.late, self.never = [], [], None, None, False
 
-    def _work(self, answers, parts):
+    def _made(self, answers, parts):
         if self.error:
             raise self.error
         self.works.append(Work(answers, parts, self.late, self.never))
@@ -72,13 +72,16 @@ class Translates(Engine, TranslationEngine):
             for text in texts
         ]
         parts = [Part(place, 0, 1, nbest) for place, nbest in enumerate(answers)]
-        return self._work(answers, parts)
+        return self._made(answers, parts)
 
 
 class Writes(Engine, GenerationEngine):
     def options(self, **given):
         known = {name: value for name, value in given.items() if value is not None}
         return SearchOptions(**{"num_beams": 1, **known}, sampling="temperature" in known)
+
+    def about(self):
+        return {"context_length": 64}
 
     def prompt_of(self, messages):
         if messages[-1]["content"] == "untold":
@@ -100,7 +103,7 @@ class Writes(Engine, GenerationEngine):
             for copy in range(options.n_best)
             for text, count, reason in ((f"{prompt} a", 1, ""), (" b", 2, "stop"))
         ]
-        return self._work(answers, parts)
+        return self._made(answers, parts)
 
 
 class Tells(Engine, AnswerEngine):
@@ -109,7 +112,7 @@ class Tells(Engine, AnswerEngine):
     def submit(self, inputs, verb=None, **options):
         self.asked.append((list(inputs), verb, options))
         answers = [{"label": str(given)} for given in inputs]
-        return self._work(answers, [Part(place, 0, 1, one) for place, one in enumerate(answers)])
+        return self._made(answers, [Part(place, 0, 1, one) for place, one in enumerate(answers)])
 
 
 def a_model(name, task, engine, pairs=()):

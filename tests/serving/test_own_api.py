@@ -70,7 +70,12 @@ def test_long_texts_are_read_in_a_thread(host):
     object.__setattr__(host.limits, "max_body_bytes", 100_000)
     engine, threads = host.models["en-de"].engine, []
     submit = engine.submit
-    engine.submit = lambda *given: (threads.append(threading.current_thread()), submit(*given))[1]
+
+    def noted(*given):
+        threads.append(threading.current_thread())
+        return submit(*given)
+
+    engine.submit = noted
     client = a_client(host)
     with client:
         for text in ("a", "a" * 5_000):
@@ -123,6 +128,11 @@ def test_models_are_told_to_clients_of_both_kinds(client):
     assert (first["source_language"], first["target_language"], first["pairs"]) == ("en", "de", [["en", "de"]])
     assert first["certificate"] == {"holds": True, "artefacts": [{"name": "onnx/x.onnx", "holds": True}]}
     assert [one["id"] for one in told["data"]] == ["en-de", "fr-de", "writer", "labels"]
+    assert (first["beams"], told["models"][2]["context_length"], told["models"][3]["does"]) == (
+        4,
+        64,
+        ["classify", "embed"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +115,22 @@ def test_a_prefix_is_taken_off_or_not(path):
     assert client.get(path).status_code == 200
     assert client.get("/openapi.json").json()["servers"] == [{"url": "/translator"}]
     assert client.get("/translatorx/v1/models").status_code == 404
+
+
+@pytest.mark.parametrize("prefix", ["", "/translator"])
+def test_the_page_is_served_with_a_strict_policy_and_its_files_alone(prefix):
+    client = a_client(a_host(), prefix=prefix)
+    page = client.get(f"{prefix}/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    for name in re.findall(r'(?:href|src)="([^"#]+[.](?:js|css|svg))"', page.text):
+        assert not name.startswith(("/", "http"))  # it works under any prefix
+        answer = client.get(f"{prefix}/{name}")
+        assert answer.status_code == 200, name
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}[Path(name).suffix]
+        assert answer.headers["content-type"].startswith(kind)
+    assert client.get(f"{prefix}/index.html").status_code == 404
 
 
 def keys_of(*keys, per_minute=None, clock=lambda: 0.0):
