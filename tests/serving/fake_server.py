@@ -79,7 +79,9 @@ class FakeServer(ThreadingHTTPServer):
         if route in ANSWERS:
             return [], {"answers": [ANSWERS[route]], "model": "some"}
         if route == "v1/generate":
-            parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
+            parts: list[dict[str, Any]] = [
+                {"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])
+            ]
             whole = "".join(part["text"] for part in parts)
             return parts, {"texts": [{"text": whole, "finish_reason": "length"}], "model": "writer"}
         text, target = body["text"], body.get("target", "")
@@ -89,10 +91,10 @@ class FakeServer(ThreadingHTTPServer):
             {"index": 0, "sentence": place, "num_sentences": len(sentences), "line": line, **translated(one, target)}
             for place, (line, one) in enumerate(sentences)
         ]
-        whole = translated(text, target, body.get("n_best", 1))
+        answer = translated(text, target, body.get("n_best", 1))
         if body.get("source") == "auto":
-            whole["detected"] = {"language": "en", "confidence": 0.98}
-        return parts, {"translations": [whole], "model": body.get("model", "en-de")}
+            answer["detected"] = {"language": "en", "confidence": 0.98}
+        return parts, {"translations": [answer], "model": body.get("model", "en-de")}
 
 
 class Handler(BaseHTTPRequestHandler):
