@@ -68,7 +68,12 @@ def test_a_replica_that_is_killed_under_load_costs_a_second_try_at_most(ray_envi
         return statuses
 
     with killed_at_end(command, ray_environment | {"TMPDIR": ray_environment["RAY_TMPDIR"]}, log) as process:
-        wait(lambda: "ready: " in log.read_text(), 240, process)
+
+        def is_ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "ready: " in log.read_text()
+
+        wait(is_ready, 240)
         before, ended = replicas(), list[bool]()
         assert len(before) == 2, log.read_text()
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
