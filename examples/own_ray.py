@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.core.errors import RequestError
+from keras_transformer.core.errors import JobError, RequestError
 
 
 @contextlib.contextmanager
@@ -36,6 +36,7 @@ def start_ray(
 
     Raises:
         RequestError: Ray, or what its dashboard needs, is not installed; or there is no Ray at the address.
+        JobError: Ray did not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"logging_level": logging.WARNING, "log_to_driver": worker_output}
@@ -44,13 +45,21 @@ def start_ray(
     ray = _import_ray(dashboard)
     with _own_answer_to_sigterm():
         if address is None:
-            ray.init(address="local", num_cpus=num_cpus, include_dashboard=dashboard, **quiet)
+            _begin(ray, num_cpus, dashboard, quiet)
         else:
             _join(ray, address, quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _begin(ray: Any, num_cpus: int | None, dashboard: bool, quiet: dict[str, Any]) -> None:
+    """Starts a Ray. On a machine that is very busy Ray gives itself up after some seconds, by a bare Exception."""
+    try:
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=dashboard, **quiet)
+    except Exception as error:
+        raise JobError(f"Ray did not start: {' '.join(str(error).split()):.300}") from error
 
 
 def _lock() -> None:

@@ -1,13 +1,12 @@
 """Serves models on Ray Serve, on this machine or on a cluster, by as many replicas as the load asks for.
 
-Each replica is the application that `keras-transformer serve` runs. It needs `pip install -e '.[serve,ray-serve]'`.
+Each replica is the application that `keras-transformer serve` runs. It needs `pip install -e '.[ray-serve]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import logging
 import os
@@ -124,10 +123,12 @@ def check(launch: Launch) -> None:
 def serving(launch: Launch) -> Iterator[None]:
     """Runs the `with` block while Ray Serve has the application."""
     ray_serve = _import_ray_serve()
-    build = functools.partial(
-        keras_transformer.serving.app, dict(launch.models), keys=launch.keys, num_threads=launch.threads
-    )
+    models, keys, threads = dict(launch.models), launch.keys, launch.threads
     least, most = launch.replicas
+
+    def build() -> ASGIApp:  # in a replica; Ray takes nothing but a function for what makes an application
+        return keras_transformer.serving.app(models, keys=keys, num_threads=threads)
+
     deployment = ray_serve.deployment(
         name=NAME,
         ray_actor_options={"num_cpus": launch.threads},

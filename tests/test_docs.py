@@ -17,6 +17,7 @@ from bulk_translate import parser as bulk_parser
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
 from keras_transformer.training.flags import parser as train_parser
+from serve_on_ray import parser as ray_serve_parser
 from tests.processes import ROOT
 from train_on_ray import parser as ray_parser
 
@@ -28,6 +29,7 @@ PARSERS = {
     ("python", "-m", "export"): export_parser,
     ("python", "examples/bulk_translate.py"): bulk_parser,
     ("python", "examples/train_on_ray.py"): ray_parser,
+    ("python", "examples/serve_on_ray.py"): ray_serve_parser,
     ("python", "-m", "keras_transformer"): make_parser,
     ("keras-transformer",): make_parser,
 }

@@ -98,7 +98,7 @@ def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
 def test_the_readme_lists_every_extra_for_users() -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Extras\n")[1].split("\n## ")[0]
     rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| ")]
-    assert {*re.findall(r"`(\w+)`", " ".join(rows))} == {*EXTRAS} - {"gpu", "bench", "dev"}
+    assert {*re.findall(r"`([\w-]+)`", " ".join(rows))} == {*EXTRAS} - {"gpu", "bench", "dev"}
 
 
 def test_nothing_advises_to_install_the_other_projects_package() -> None:
