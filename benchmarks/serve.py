@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from types import TracebackType
@@ -71,7 +71,7 @@ class Server:
         await asyncio.gather(*(self._client(waiting) for _ in range(self.num_clients)))
         return time.perf_counter() - begun
 
-    async def _client(self, waiting: Sequence[tuple[int, list[str]]]) -> None:
+    async def _client(self, waiting: Iterator[tuple[int, list[str]]]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         for place, texts in waiting:
             body = json.dumps({"text": texts}).encode()

@@ -43,6 +43,7 @@ SECONDS_A_TEST, SECONDS_A_MUTANT = 120, 300  # of the processor: machines may be
 SECONDS_BY_THE_CLOCK = 600  # of a test that waits for what never comes
 # Those that need no arguments.
 OPERATORS = [get_operator(name)() for name in sorted(operator_names()) if not get_operator(name).arguments()]
+FAILED = ".failed"  # the suffix of the list of tests that fail by themselves, and the variable with its path
 MOST_TESTS = 300  # of a mutant, those that run the fewest lines
 SURVIVED, NO_TEST, KILLED = "survived", "no test runs it", "killed"
 RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a test that fails by itself kills no mutant
@@ -73,11 +74,15 @@ class Mutant(NamedTuple):
 
 
 class Map:
-    """Which tests run which lines, by coverage's data of a run of tests, whose contexts are the ids of tests."""
+    """Which tests run which lines, by coverage's data of a run of tests, whose contexts are the ids of tests.
+
+    Beside the data is a list of the tests that failed in that run. They tell nothing of a mutant, and are left out.
+    """
 
     def __init__(self, data: Path):
         self._data = CoverageData(str(data))
         self._data.read()
+        self._left_out = {"", *data.with_suffix(FAILED).read_text(encoding="utf-8").split("\n")}
         self._lines: Counter[str] = Counter()
         for file in self._data.measured_files():
             for tests in self._data.contexts_by_lineno(file).values():
@@ -91,9 +96,9 @@ class Map:
             parser = PythonParser(filename=str(file))
             parser.parse_source()
             by_line = {one: by_line[one] for one in by_line if parser.first_line(one) == parser.first_line(line)}
-        found = {test for tests in by_line.values() for test in tests} - {""}
+        found = {test for tests in by_line.values() for test in tests} - self._left_out
         files = {test.partition("::")[0] for test in found}
-        beside = {test for test in self._lines if test.partition("::")[0] in files} - found
+        beside = {test for test in self._lines if test.partition("::")[0] in files} - found - self._left_out
         return tuple(sorted(found | beside, key=lambda test: (test in beside, self._lines[test], test)))
 
 
@@ -110,6 +115,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         coverage.switch_context(item.nodeid)
         coverage.config.context = item.nodeid
         os.environ["COVERAGE_PROCESS_CONFIG"] = coverage.config.serialize()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A hook of pytest: the process that collects the reports keeps the ids of the tests that fail by themselves."""
+    if report.failed and (place := os.environ.get(FAILED)) and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
 
 
 Position = tuple[tuple[int, int], tuple[int, int]]  # (line, column) of the begin and of the end
@@ -213,8 +225,8 @@ def status_of(copy: Path, tests: Sequence[str], log: Path) -> int:
     return os.waitstatus_to_exitcode(ended)
 
 
-def outcome_of(mutant: Mutant) -> tuple[str, float, str]:
-    """What becomes of a mutant, the seconds that it took, and the last lines of its tests.
+def outcome_of(mutant: Mutant) -> tuple[Mutant, str, float, str]:
+    """The mutant, what becomes of it, the seconds that it took, and the last lines of its tests.
 
     A test that fails kills the mutant only if it passes on the code as it is, in the same kind of process. Otherwise it
     is left out, and the others run.
@@ -232,7 +244,7 @@ def outcome_of(mutant: Mutant) -> tuple[str, float, str]:
             if not killers or status_of(copy, killers, log) == pytest.ExitCode.OK:
                 verdict = VERDICTS.get(status, f"pytest cannot run: {status}")
             tests = [test for test in tests if test not in killers]
-    return verdict or NO_TEST, time.monotonic() - start, " | ".join(lines[-3:])
+    return mutant, verdict or NO_TEST, time.monotonic() - start, " | ".join(lines[-3:])
 
 
 def preload() -> None:
@@ -265,7 +277,10 @@ def mapped(tests: Sequence[str], jobs: int) -> Map:
             coverage = [sys.executable, "-m", "coverage"]
             pytest = ["-m", "pytest", "-p", "tests.mutation", "-n", str(jobs), "--dist", "loadfile", *tests]
             run = [*coverage, "run", "--rcfile", str(settings), *pytest, "-p", "no:cacheprovider"]
-            if subprocess.run(run, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}).returncode not in RAN:
+            failed = Path(folder) / "list"
+            failed.touch()
+            environment = {**os.environ, "PYTHONPATH": str(copy), FAILED: str(failed)}
+            if subprocess.run(run, cwd=copy, env=environment).returncode not in RAN:
                 raise SystemExit("the tests could not be run, so nobody can tell which line they run")
             combine = [*coverage, "combine", "--quiet", "--rcfile", str(settings), "--data-file", f"{folder}/whole"]
             subprocess.run([*combine, *map(str, Path(folder).glob("data.*"))], cwd=ROOT, check=True)
@@ -274,6 +289,7 @@ def mapped(tests: Sequence[str], jobs: int) -> Map:
             if not whole.measured_contexts() - {""}:
                 raise SystemExit("coverage saw no test run a line: is it installed in this very environment?")
             MAP.mkdir(parents=True, exist_ok=True)
+            shutil.move(failed, data.with_suffix(FAILED))
             shutil.move(f"{folder}/whole", data)
     return Map(data)
 
@@ -291,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start, alive = time.monotonic(), []
     mutants = list(islice(drawn(tests, arguments.seed, arguments.only), arguments.number))
     with multiprocessing.get_context("fork").Pool(arguments.jobs, preload) as pool:
-        for mutant, (verdict, seconds, last) in zip(mutants, pool.imap(outcome_of, mutants), strict=True):
+        for mutant, verdict, seconds, last in pool.imap_unordered(outcome_of, mutants):
             print(f"{verdict:<22}{seconds:6.1f} s  {mutant.file}:{mutant.line}", flush=True)
             if not verdict.startswith(KILLED):
                 alive.append(mutant)

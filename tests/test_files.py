@@ -49,11 +49,9 @@ def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_ag
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
 
 
-READERS = (folders.found, RunFolder, ExportFolder)
-
-
-def test_a_folder_that_a_killed_process_replaced_is_the_old_one_or_the_new_one(tmp_path):
-    """Whichever step was its last, and for whoever reads it; and the next who writes leaves nothing else."""
+@pytest.mark.parametrize("read", [folders.found, RunFolder, ExportFolder])
+def test_a_folder_that_a_killed_process_replaced_is_the_old_one_or_the_new_one(read, tmp_path):
+    """Whichever step was its last; and the next who writes leaves nothing else."""
     folder, name = tmp_path / "a [folder]-b", "old"
 
     def write() -> None:
@@ -76,7 +74,7 @@ def test_a_folder_that_a_killed_process_replaced_is_the_old_one_or_the_new_one(t
         was_gone = not folder.exists()
         for again in (steps // 3, 1000):  # the reader is killed too
             with killed_after(again):
-                READERS[steps % 3](folder)
+                read(folder)
         (text,) = texts(folder)
         seen.add((was_gone, text))
         name = "next"

@@ -128,16 +128,17 @@ class Host:
             JobError: a model does not answer its probes on this machine; what was loaded before goes on.
         """
         with self._loading, checking_anew():
-            before = self._growing
-            self.models = {name: self._opened(name, folder) for name, folder in self.named.items()}
-            self.is_ready = True
-            for engine in before:
-                engine.retire()
-
-    @property
-    def _growing(self) -> list[GenerationEngine]:
-        """The engines that have threads of their own."""
-        return [one.engine for one in self.models.values() if isinstance(one.engine, GenerationEngine)]
+            opened, left = dict[str, Hosted](), self.models
+            try:
+                for name, folder in self.named.items():
+                    opened[name] = self._opened(name, folder)
+                self.models, self.is_ready = opened, True
+            except BaseException:
+                left = opened
+                raise
+            finally:
+                for engine in growing(left):
+                    engine.retire()
 
     def reload(self) -> None:
         """Loads the models again from their folders, see `load`."""
@@ -163,7 +164,7 @@ class Host:
 
     @property
     def _threads(self) -> list[GenerationEngine | Scheduler]:
-        return [*self._growing, self.scheduler]
+        return [*growing(self.models), self.scheduler]
 
     def model_for(self, source: str, target: str) -> Hosted | None:
         """Returns the first model that translates between two languages; None if there is none."""
@@ -185,6 +186,11 @@ class Host:
         self.is_ready = False
         for one in self._threads:
             one.close()
+
+
+def growing(models: Mapping[str, Hosted]) -> list[GenerationEngine]:
+    """Returns the engines that have threads of their own."""
+    return [one.engine for one in models.values() if isinstance(one.engine, GenerationEngine)]
 
 
 def identity_of(graphs: Graphs) -> str:

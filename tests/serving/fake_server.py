@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +33,7 @@ WORDS = {**WRITER, "name": "words", "task": "masked-tokens"}
 ITEMS = {**WRITER, "name": "films", "task": "next-item"}
 ANSWERS = {
     "v1/classify": {"label": "politics", "probability": 0.75},
-    "v1/fill": {"text": "", "fills": [{"the": 0.25, "a": 0.5}, None, {"river": 1.0}]},
+    "v1/fill": {"text": "", "fills": [{"▁the": 0.25, "a": 0.5}, None, {"river": 1.0}]},
     "v1/recommend": {"items": {"1984": 0.125, "Brazil": 0.5}, "num_unknown": 2, "num_left_out": 0},
 }
 # How a sentence is turned around, to see that words are linked by their places.
@@ -70,7 +69,8 @@ class FakeServer(ThreadingHTTPServer):
         self.models: list[dict[str, Any]] = [EN_DE]
         self.failures: list[int] = []  # statuses of the next answers
         self.key = ""
-        self.seconds = 0.0  # before each part of an answer
+        self.held_at: int | None = None  # the part of the next answers before which they wait for `going_on`
+        self.going_on = threading.Event()
         self.asked: list[dict[str, Any]] = []
         self.left = 0  # clients that did not wait for the end
 
@@ -79,7 +79,9 @@ class FakeServer(ThreadingHTTPServer):
         if route in ANSWERS:
             return [], {"answers": [ANSWERS[route]], "model": "some"}
         if route == "v1/generate":
-            parts = [{"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])]
+            parts: list[dict[str, Any]] = [
+                {"index": 0, "text": f"word{number} "} for number in range(body["max_tokens"])
+            ]
             whole = "".join(part["text"] for part in parts)
             return parts, {"texts": [{"text": whole, "finish_reason": "length"}], "model": "writer"}
         text, target = body["text"], body.get("target", "")
@@ -89,10 +91,10 @@ class FakeServer(ThreadingHTTPServer):
             {"index": 0, "sentence": place, "num_sentences": len(sentences), "line": line, **translated(one, target)}
             for place, (line, one) in enumerate(sentences)
         ]
-        whole = translated(text, target, body.get("n_best", 1))
+        answer = translated(text, target, body.get("n_best", 1))
         if body.get("source") == "auto":
-            whole["detected"] = {"language": "en", "confidence": 0.98}
-        return parts, {"translations": [whole], "model": body.get("model", "en-de")}
+            answer["detected"] = {"language": "en", "confidence": 0.98}
+        return parts, {"translations": [answer], "model": body.get("model", "en-de")}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -137,6 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answers, at once or as events."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        held_at = self.server.held_at
         self.server.asked.append(body)
         if self.refused():
             return
@@ -146,8 +149,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.begin(200, "text/event-stream")
         try:
-            for name, data in [*(("item", part) for part in parts), ("done", whole)]:
-                time.sleep(self.server.seconds)
+            for place, (name, data) in enumerate([*(("item", part) for part in parts), ("done", whole)]):
+                if place == held_at:
+                    self.server.going_on.wait()
                 self.wfile.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
         except (BrokenPipeError, ConnectionResetError):
             self.server.left += 1
@@ -162,5 +166,6 @@ def fake_server() -> Iterator[FakeServer]:
         try:
             yield server
         finally:
+            server.going_on.set()
             server.shutdown()
             thread.join()

@@ -383,6 +383,10 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
     assert threading.active_count() == count
     new = host.models["texts"].engine
     assert isinstance(new, GenerationEngine)
+    host.named["missing"] = "no such folder"
+    with pytest.raises(RequestError):
+        host.reload()
+    assert host.models["texts"].engine is new
     growing = new.submit(["ba"], 200, DRAWN)
     assert host.drain(10) and run(growing.answers()) == [[found]]
     host.close()

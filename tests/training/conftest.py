@@ -12,9 +12,17 @@ from tests.tiny_corpus import write_corpus
 
 
 @pytest.fixture
-def run(eager):
-    """`run(*words, stdin="")` → exit status, standard output, standard error of a command. It builds no graphs."""
-    return answer
+def run(eager, capfd):
+    """`run(*words, stdin="")` → exit status, standard output, standard error of a command and of what it starts.
+
+    It builds no graphs.
+    """
+
+    def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
+        status, out, err = answer(*words, stdin=stdin)
+        return status, out, err + capfd.readouterr().err
+
+    return run
 
 
 @pytest.fixture

@@ -358,7 +358,8 @@ function showGeneration({ texts: [answer] }) {
 /* Labels, items, or the words of each mask, as pairs with their probabilities. */
 function choicesOf({ label, probability, labels, items, fills }) {
   const lists = fills ?? [labels ?? items ?? { [label]: probability }];
-  const named = (name, at) => lists.length > 1 ? `${at + 1}: ${name}` : name;
+  const spelled = name => fills ? name.replaceAll("▁", " ").trim() || "␣" : name; /* a token has its space as a sign */
+  const named = (name, at) => lists.length > 1 ? `${at + 1}: ${spelled(name)}` : spelled(name);
   return lists.flatMap((list, at) => Object.entries(list ?? {}).sort((one, other) => other[1] - one[1]).map(([name, share]) => [named(name, at), share]));
 }
 
