@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -171,7 +172,7 @@ async def chat(http: Request, given: dict[str, JSON]) -> Response:
         raise RequestError(f"expected a chat of at most {service.limits.max_characters:,} characters: shorten it")
     engine = service.named(given["model"], "generate").engine
     assert isinstance(engine, GenerationEngine)
-    prompt = engine.prompt_of(messages)
+    prompt = await run_in_threadpool(engine.prompt_of, messages)  # a template takes its time
     most = given["max_completion_tokens"] or given["max_tokens"] or service.limits.max_new_tokens
     return await _generated(http, given, [prompt], most, CHATS)
 

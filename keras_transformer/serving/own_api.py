@@ -267,10 +267,8 @@ def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> Sear
     """
     drawing = {name: given[name] for name in DRAWING}
     beams = given.get("beams")
-    if given["stream"]:
-        if (beams or 1) > 1:
-            raise RequestError("a search with beams ends before its text is known: leave out stream, or beams")
-        beams = 1 if all(value is None for value in drawing.values()) else None
+    if given["stream"] and (beams or 1) > 1:
+        raise RequestError("a search with beams ends before its text is known: leave out stream, or beams")
     options = engine.options(num_beams=beams, n_best=given.get("n"), **drawing)
     return replace(options, seed=secrets.randbelow(MOST_SEED)) if drawing["seed"] is None else options
 
