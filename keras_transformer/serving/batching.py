@@ -377,7 +377,7 @@ class Scheduler:
 def _run(items: Sequence[Item]) -> None:
     """Runs a batch. Where it fails, each item runs alone, so that only what cannot be computed fails."""
     try:
-        results = items[0].batched.run([item.payload for item in items])
+        found = [*zip(items, items[0].batched.run([item.payload for item in items]), strict=True)]
     except Abandoned:
         return
     except Exception as error:  # the worker goes on with other batches
@@ -387,7 +387,7 @@ def _run(items: Sequence[Item]) -> None:
         else:
             items[0].request.fail(_told(error))
         return
-    for item, result in zip(items, results, strict=True):
+    for item, result in found:
         item.request.deliver(item.place, result)
 
 

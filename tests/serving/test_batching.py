@@ -24,11 +24,12 @@ class Doubling:
 
     def run(self, payloads: Sequence[object]) -> Sequence[object]:
         time.sleep(self.seconds)
-        self.batches.append([int(str(one)) for one in payloads])
+        numbers = [int(str(one)) for one in payloads]
+        self.batches.append(numbers)
         assert self.gate.wait(10)
         if self.broken in payloads:
             raise RequestError("expected a number that is not broken")
-        return [2 * one for one in self.batches[-1]]
+        return [2 * number for number in numbers]
 
 
 def asked(scheduler: Scheduler, batched: Doubling, numbers: Sequence[int], size: int = 10) -> Request[int]:
