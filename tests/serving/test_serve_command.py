@@ -14,7 +14,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+import keras_transformer.serving
 from keras_transformer.runs.export_folder import OF_DEMO
 from tests.serving.test_connections import until
 
@@ -189,3 +191,12 @@ def test_a_new_key_is_printed_with_its_line(tmp_path):
             assert json.load(answer) == {"models": ["demo"]}
         assert server.end(signal.SIGINT) == 0
         assert not [text for text in server.lines if key in text]
+
+
+def test_an_application_for_a_server_of_ones_own_loads_and_leaves_no_thread():
+    before = threading.active_count()
+    with TestClient(keras_transformer.serving.app({"en-de": "demo"}, num_threads=1)) as client:
+        body = {"text": "twenty-one", "source": "en", "target": "de"}
+        assert client.post("/v1/translate", json=body).json()["translations"][0]["text"] == "einundzwanzig"
+        assert client.get("/health/ready").status_code == 200
+    assert threading.active_count() == before
