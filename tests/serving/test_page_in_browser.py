@@ -12,6 +12,7 @@ import pytest
 from tests.browser import Shown, chromium
 from tests.serving import fake_server as fake
 from tests.serving.fake_server import DE_EN, EN_DE, LABELS, WRITER, translated
+from tests.serving.test_serve_command import serving
 
 SENTENCE = "The old bridge leads across the river."
 GERMAN = translated(SENTENCE, "de")["text"]
@@ -350,6 +351,19 @@ def test_axe_finds_nothing_and_no_width_scrolls_sideways(scheme, width, page):
         check()
     page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {})
+
+
+@browser
+def test_it_speaks_with_the_real_server(page):
+    with serving("demo", "--prefix", "/under/a/prefix", "--threads", "1") as served:
+        page.server.address = f"{served.address}/under/a/prefix/"
+        page.open()
+        page.type("forty-two\n\nseven")
+        page.shows("zweiundvierzig\n\nsieben")
+        page.find("#clearing").click()
+        page.type("eleven")
+        page.shows("elf")
+        assert len(page.texts("#others button")) == 2 and page.texts("#badge span") == ["Certified"]
 
 
 def test_every_text_stands_in_one_file_and_is_used():
