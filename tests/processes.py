@@ -12,7 +12,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 
 def run_python(
-    *words: object, folder: Path = ROOT, status: int = 0, seconds: float | None = 1200, **environment: str
+    *words: object, folder: Path = ROOT, status: int = 0, seconds: float | None = 3600, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python, which finds what the checkout has. Its exit status must be as expected."""
     command, variables = [sys.executable, *map(str, words)], {**os.environ, "PYTHONPATH": str(ROOT), **environment}
