@@ -12,11 +12,11 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 
 def run_python(
-    *words: object, folder: Path = ROOT, status: int = 0, **environment: str
+    *words: object, folder: Path = ROOT, status: int = 0, seconds: float | None = 3600, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python, which finds what the checkout has. Its exit status must be as expected."""
     command, variables = [sys.executable, *map(str, words)], {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == status, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     return done
 

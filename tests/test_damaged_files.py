@@ -83,4 +83,4 @@ def test_every_kind_of_file_that_is_changed_at_random_is_refused_in_one_line_or_
 
 @pytest.mark.full
 def test_many_changes_and_those_of_exports():
-    run_python("-m", "tests.fuzz", "--mutations", 10_000)
+    run_python("-m", "tests.fuzz", "--mutations", 10_000, seconds=None)
