@@ -45,12 +45,14 @@ class Part(NamedTuple, Generic[Answer]):
         part: which part of the text's answer.
         num_parts: how many parts the text's answer has.
         answer: the part.
+        line: which line of the text it is in, of those that are not blank.
     """
 
     text: int
     part: int
     num_parts: int
     answer: Answer
+    line: int = 0
 
 
 class Batched(Protocol):

@@ -227,7 +227,7 @@ def _translation(nbest: Sequence[Hypothesis], choice: Choice) -> JSON:
 
 async def _translation_events(work: Divided[list[Hypothesis]], chosen: Sequence[Choice]) -> AsyncGenerator[bytes, None]:
     async for part in work.parts():
-        sentence = {"index": part.text, "sentence": part.part, "num_sentences": part.num_parts}
+        sentence = {"index": part.text, "sentence": part.part, "num_sentences": part.num_parts, "line": part.line}
         yield event({**sentence, "text": part.answer[0].text}, "item")
     yield event(_translations(await work.answers(), chosen), "done")
 

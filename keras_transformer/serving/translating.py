@@ -14,6 +14,7 @@ from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.loading import load
 from keras_transformer.tasks.translation.passages import Layout, Passage, Passages, translations
 from keras_transformer.tasks.translation.pipeline import Asked, Translator
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.sentences import Sentence
 
 NBest = list[Hypothesis]
@@ -129,7 +130,7 @@ class TranslationEngine:
         request: Request[NBest] = Request(
             len(sentences),
             lambda found: _joined(layouts, passages, fitted, sentences, found),
-            lambda place, found: Part(*places[sentences[place].place], _nbest(found)),
+            lambda place, found: _part(places[sentences[place].place], found),
         )
         shared = Sentences(self.model, self.translator, replace(options, batch_size=ONE_BATCH))
         self._scheduler.submit(
@@ -153,12 +154,24 @@ def _num_tokens(sentence: Sentence, options: SearchOptions) -> int:
     return (expected + min(expected, options.max_length or expected)) * rows
 
 
-def _places(layouts: Sequence[Layout], fitted: Sequence[Passage]) -> list[tuple[int, int, int]]:
-    """Returns where each sentence belongs: the text, its number there, and how many the text has."""
-    counts, passages = list[int](), iter(fitted)
-    for layout in layouts:
-        counts.append(sum(len(next(passages).texts) for _ in layout.lines))
-    return [(text, part, count) for text, count in enumerate(counts) for part in range(count)]
+class _Place(NamedTuple):
+    """Where a sentence belongs: the text, its number there, how many the text has, and its line; see `Part`."""
+
+    text: int
+    part: int
+    num_parts: int
+    line: int
+
+
+def _places(layouts: Sequence[Layout], fitted: Sequence[Passage]) -> list[_Place]:
+    """Returns where each sentence belongs."""
+    places, passages = list[_Place](), iter(fitted)
+    for text, layout in enumerate(layouts):
+        counts = [len(next(passages).texts) for line in layout.lines]
+        filled = [count for count, line in zip(counts, layout.lines, strict=True) if not is_blank(line)]
+        lines = [line for line, count in enumerate(filled) for _ in range(count)]
+        places += [_Place(text, part, len(lines), line) for part, line in enumerate(lines)]
+    return places
 
 
 def _joined(
@@ -174,6 +187,10 @@ def _joined(
         all_found[sentence.place] = _nbest(nbest)
     lines = passages.joined(fitted, all_found)
     return [_filled(layout, lines) for layout in layouts]
+
+
+def _part(place: _Place, found: object) -> Part[NBest]:
+    return Part(place.text, place.part, place.num_parts, _nbest(found), place.line)
 
 
 def _nbest(found: object) -> NBest:

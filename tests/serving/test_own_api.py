@@ -52,7 +52,8 @@ def test_a_stream_tells_parts_and_then_the_whole_answer(client):
     assert answer.headers["content-type"].startswith("text/event-stream")
     *items, (name, done) = events_of(answer.text)
     assert [(name, json.loads(data)) for name, data in items] == [
-        ("item", {"index": place, "sentence": 0, "num_sentences": 1, "text": text}) for place, text in enumerate("AB")
+        ("item", {"index": place, "sentence": 0, "num_sentences": 1, "line": 0, "text": text})
+        for place, text in enumerate("AB")
     ]
     assert (name, json.loads(done)) == ("done", whole)
 

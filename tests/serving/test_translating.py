@@ -61,12 +61,17 @@ def test_lists_hold_the_best_translations(engine: TranslationEngine) -> None:
 
 
 def test_sentences_are_told_one_by_one_with_their_places(engine: TranslationEngine) -> None:
-    async def parts() -> list[tuple[int, int, int, str]]:
-        request = engine.submit(["one\ntwo. three.", "", "four"], engine.options())
-        return [(part.text, part.part, part.num_parts, part.answer[0].text) async for part in request.parts()]
+    async def parts() -> list[tuple[int, int, int, int, str]]:
+        request = engine.submit(["one\n \n12\ntwo. three.", "", "four"], engine.options())
+        return [(*part[:3], part.line, part.answer[0].text) async for part in request.parts()]
 
     one, two, three, four = keras_transformer.load("demo").translate(["one", "two.", "three.", "four"])
-    assert sorted(asyncio.run(parts())) == [(0, 0, 3, one), (0, 1, 3, two), (0, 2, 3, three), (2, 0, 1, four)]
+    assert sorted(asyncio.run(parts())) == [
+        (0, 0, 3, 0, one),
+        (0, 1, 3, 2, two),
+        (0, 2, 3, 2, three),
+        (2, 0, 1, 0, four),
+    ]
 
 
 def test_what_cannot_be_divided_is_refused_and_not_cut(engine: TranslationEngine) -> None:
