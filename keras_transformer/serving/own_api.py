@@ -58,11 +58,10 @@ MODEL = a.shape(
     certificate=a.shape(holds=a.BOOLEAN, artefacts=a.several(a.shape(name=a.STRING, holds=a.BOOLEAN))),
     limits={"type": "object"},
 )  # fmt: skip
-SPAN = a.shape(source=a.several(a.INTEGER), target=a.several(a.INTEGER))
 TRANSLATION = a.shape(
-    "detected", "words", text=a.STRING, score=a.NUMBER, log_prob=a.NUMBER,
+    "detected", text=a.STRING, score=a.NUMBER, log_prob=a.NUMBER,
     alternatives=a.several(a.shape(text=a.STRING, score=a.NUMBER)),
-    detected=a.shape(language=a.STRING, confidence=a.NUMBER), words=a.several(SPAN),
+    detected=a.shape(language=a.STRING, confidence=a.NUMBER),
 )  # fmt: skip
 GENERATED = a.shape(
     text=a.STRING, finish_reason=a.STRING, log_prob=a.NUMBER, num_prompt_tokens=a.INTEGER, num_tokens=a.INTEGER
@@ -106,7 +105,6 @@ def translate_body(limits: Limits) -> Body:
         "model": MODEL_NAME,
         "beams": a.a_whole(beams, 1, limits.max_beams),
         "n_best": a.a_whole("Translations of each text: the best, and alternatives.", 1, limits.max_beams, 1),
-        "words": a.a_flag("Whether to tell where each word of the translation looked, in characters."),
         "stream": a.a_flag("Whether to tell each sentence as soon as it is translated, as server-sent events."),
     }
     return Body("translate", fields)
@@ -181,7 +179,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
     texts = as_list(given["text"])
     chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
-    work = await submitted(texts, chosen, given["beams"], given["n_best"], given["words"])
+    work = await submitted(texts, chosen, given["beams"], given["n_best"])
     http.state.counts = {"texts": len(texts)}
     if given["stream"]:
         return streamed(http, _translation_events(work, chosen), work)
@@ -190,7 +188,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
 
 
 async def submitted(
-    texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1, words: bool = False
+    texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
 ) -> Divided[list[Hypothesis]]:
     """Asks the chosen models for translations.
 
@@ -200,7 +198,7 @@ async def submitted(
     """
 
     def submit(choice: Choice, places: list[int]) -> Work[list[Hypothesis]]:
-        options = choice.engine.options(num_beams=beams, n_best=n_best, alignments=words)
+        options = choice.engine.options(num_beams=beams, n_best=n_best)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
     return await submitting(texts, lambda: Divided.submit(chosen, submit))
