@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import pytest
 
 from keras_transformer.core.schema import Mismatch
@@ -9,7 +10,6 @@ from keras_transformer.serving.application import all_doors
 from keras_transformer.serving.batching import Refusal
 from tests.serving.doors import a_client, a_host
 
-jsonschema = pytest.importorskip("jsonschema")
 SCHEMAS = jsonschema.Draft202012Validator
 
 
