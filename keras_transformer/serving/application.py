@@ -18,7 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -285,9 +285,11 @@ class Guard:
             self._note(http, status, time.perf_counter() - begun)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, http: Request) -> None:
-        host = HOST.fullmatch(http.headers.get("host", ""))
+        host, prefix = HOST.fullmatch(http.headers.get("host", "")), self.service.prefix
         if ANY_HOST in self.hosts or scope["path"] in PROBES or (host and host[1].lower() in self.hosts):
-            await self.app(scope, receive, send)
+            # The addresses in the page are relative.
+            app = RedirectResponse(f"{prefix}/", 308) if prefix and scope["path"] == prefix else self.app
+            await app(scope, receive, send)
         else:
             told = "expected a name of this server as Host; received another: start it with --allow-host NAME"
             await _failed(http, HTTPException(421, told, CLOSE), OWN)(scope, receive, send)

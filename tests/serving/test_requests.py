@@ -115,6 +115,8 @@ def test_a_prefix_is_taken_off_or_not(path):
     assert client.get(path).status_code == 200
     assert client.get("/openapi.json").json()["servers"] == [{"url": "/translator"}]
     assert client.get("/translatorx/v1/models").status_code == 404
+    found = client.get("/translator", follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (308, "/translator/")
 
 
 @pytest.mark.parametrize("prefix", ["", "/translator"])
