@@ -110,7 +110,7 @@ class DistilledText:
         found = translated(line for place, line in enumerate(read_lines(source)) if place // size in missing)
         for shard in missing:
             with write_whole(shards[shard]) as aside, aside.open("w", encoding="utf-8") as file:
-                for best, *_ in islice(found, min(size, num_lines - shard * size)):
+                for best, *_ in islice(found, size):
                     is_finished = best.ids[-1:] == (END,)
                     file.write(json.dumps([best.text, is_finished], ensure_ascii=False) + "\n")
             say(f"translated {min((shard + 1) * size, num_lines):,} of {num_lines:,} lines")
