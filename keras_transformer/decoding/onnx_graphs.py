@@ -138,7 +138,8 @@ class Stop:
                 raise Abandoned from error
             raise
         finally:
-            self._running = None
+            with self._lock:
+                self._running = None
 
     def _watch(self, options: RunOptions) -> None:
         with self._lock:

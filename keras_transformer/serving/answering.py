@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from keras_transformer.tasks.images.pipeline import Recognizer
 
 JSON: TypeAlias = Any  # what a request has, and what an answer has
+MOST_PIXELS = 2**24  # of an image
 DIGITS = 4  # of a probability, as the commands print it
 
 
@@ -113,12 +117,26 @@ class ClassifyImages(Verb):
             content = base64.b64decode(given, validate=True)
         except (binascii.Error, ValueError):
             raise RequestError(f"expected images as inputs, their files in base64; received {shown(given)}") from None
+        _require_few_pixels(content)
         model = self.pipeline.model
         return Read(content, (model.image_size // model.patch_size) ** 2 + 1, {})
 
     def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
         recognizer: Recognizer = self.pipeline
         return [*map(_label, recognizer.classify(payloads, len(payloads)))]
+
+
+def _require_few_pixels(content: bytes) -> None:
+    """Raises Refusal for an image whose pixels would take the memory of many requests; its head tells their number."""
+    from PIL import Image, UnidentifiedImageError
+
+    with suppress(UnidentifiedImageError, OSError, SyntaxError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        width, height = Image.open(io.BytesIO(content)).size
+        if width * height > MOST_PIXELS:
+            raise Refusal(
+                413, "too_long", f"expected images of at most {MOST_PIXELS:,} pixels; received {width}×{height}"
+            )
 
 
 @dataclass(frozen=True)

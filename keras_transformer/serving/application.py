@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_transformer.core.errors import RequestError
+from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.serving import described as a
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.described import JSON, LIBRE, OWN, Door, openapi
@@ -158,7 +158,11 @@ async def reload(http: Request, given: dict[str, JSON]) -> Response:
         raise HTTPException(
             403, "models are loaded again by whoever has a key, and this server has no keys: send SIGHUP"
         )
-    await asyncio.to_thread(service.host.reload)
+    try:
+        await asyncio.to_thread(service.host.load)
+    except (RequestError, JobError) as error:  # it tells folders
+        log_failure(JobError(error), http.state.request_id)
+        raise HTTPException(500, "the models could not be loaded, and those before go on: see the log") from error
     return JSONResponse({"models": [*service.host.models]})
 
 
@@ -286,7 +290,8 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, http: Request) -> None:
         host, prefix = HOST.fullmatch(http.headers.get("host", "")), self.service.prefix
-        if ANY_HOST in self.hosts or scope["path"] in PROBES or (host and host[1].lower() in self.hosts):
+        is_probe = scope["path"].removeprefix(prefix) in PROBES
+        if ANY_HOST in self.hosts or is_probe or (host and host[1].lower() in self.hosts):
             # The addresses in the page are relative.
             app = RedirectResponse(f"{prefix}/", 308) if prefix and scope["path"] == prefix else self.app
             await app(scope, receive, send)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from keras_transformer.core.errors import JobError, RequestError, warn
 from keras_transformer.decoding.onnx_graphs import Abandoned, Stop, stoppable
 
 Answer = TypeVar("Answer")
@@ -305,21 +304,31 @@ class Scheduler:
         self._changed.notify_all()  # of those who wait for an empty queue
 
     def _work(self) -> None:
-        while (batch := self._next()) is not None:
-            begun = time.monotonic()
-            with stoppable(batch.stop):
-                _run(batch.items)
-            seconds, first = time.monotonic() - begun, batch.items[0]
-            num_tokens = len(batch.items) * max(item.num_tokens for item in batch.items)
-            with self._changed:
-                self._running.discard(batch)
-                self._spent[first.lane] += seconds / SHARES[first.lane]
-                if not batch.stop.is_set:
-                    self._rate += 0.1 * (num_tokens / max(seconds, 1e-6) - self._rate)
-                self._changed.notify_all()
-            if self.observer:
-                waited = begun - min(item.since for item in batch.items)
-                self.observer.batch(first.batched.model, len(batch.items), num_tokens, waited, seconds)
+        while self._worked():
+            pass
+
+    def _worked(self) -> bool:
+        """Runs the next batch, and forgets it; False when the scheduler is closed."""
+        if (batch := self._next()) is None:
+            return False
+        begun = time.monotonic()
+        with stoppable(batch.stop):
+            _run(batch.items)
+        self._note(batch, begun, time.monotonic() - begun)
+        return True
+
+    def _note(self, batch: _Batch, begun: float, seconds: float) -> None:
+        first = batch.items[0]
+        num_tokens = len(batch.items) * max(item.num_tokens for item in batch.items)
+        with self._changed:
+            self._running.discard(batch)
+            self._spent[first.lane] += seconds / SHARES[first.lane]
+            if not batch.stop.is_set:
+                self._rate += 0.1 * (num_tokens / max(seconds, 1e-6) - self._rate)
+            self._changed.notify_all()
+        if self.observer:
+            waited = begun - min(item.since for item in batch.items)
+            self.observer.batch(first.batched.model, len(batch.items), num_tokens, waited, seconds)
 
     def _next(self) -> _Batch | None:
         """Waits for something to run; None when the scheduler is closed."""
@@ -385,17 +394,10 @@ def _run(items: Sequence[Item]) -> None:
     except Exception as error:  # the worker goes on with other batches
         if len(items) > 1:
             for item in items:
-                _run([item])
+                if not item.request.is_cancelled:
+                    _run([item])
         else:
-            items[0].request.fail(_told(error))
+            items[0].request.fail(error)
         return
     for item, result in found:
         item.request.deliver(item.place, result)
-
-
-def _told(error: Exception) -> Exception:
-    """Returns the error for a client; what nobody expects goes to the log."""
-    if isinstance(error, RequestError | JobError | Refusal):
-        return error
-    warn(f"a batch failed: {type(error).__name__}: {error}")
-    return JobError("the model could not answer this")

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.commands.graph_cache import Engine, open_model
-from keras_transformer.core.errors import JobError, RequestError, warn
+from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import having, list_of, shown
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.onnx_graphs import Abandoned, OnnxComputations, SteppedLanguageModel, Stop, stoppable
@@ -254,7 +254,7 @@ class GenerationEngine:
             RequestError: the folder holds no language model with a graph, or a file is damaged.
             JobError: the graph does not answer its probe as the model does.
         """
-        opened = open_model(folder, TASKS[Generator.task].kind, Engine("onnx"))
+        opened = open_model(folder, TASKS[Generator.task].kind, Engine("onnx", num_threads=scheduler.num_workers))
         assert isinstance(opened.model, OnnxComputations)
         limits = scheduler.batch_tokens, scheduler.max_waiting_tokens
         engine = cls(model, Generator.of_run(*opened), scheduler, *limits, observer=scheduler.observer)
@@ -448,10 +448,7 @@ class GenerationEngine:
             self._observer.batch(self.model, num_tokens, num_tokens, 0.0, seconds)
 
     def _fail(self, error: Exception) -> None:
-        """Tells the requests of all texts that grow that they failed; what nobody expects goes to the log."""
-        if not isinstance(error, RequestError | JobError):
-            warn(f"a step failed: {type(error).__name__}: {error}")
-            error = JobError("the model could not answer this")
+        """Tells the requests of all texts that grow that they failed."""
         with self._changed:
             for row in self._growing:
                 row.request.fail(error)

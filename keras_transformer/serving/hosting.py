@@ -17,7 +17,7 @@ from keras_transformer.core.machine import num_cores
 from keras_transformer.runs.export_folder import ExportFolder, Graphs, precision_of_graph
 from keras_transformer.runs.run_folder import config_of
 from keras_transformer.serving.answering import AnswerEngine
-from keras_transformer.serving.batching import Observer, Scheduler
+from keras_transformer.serving.batching import Observer, Refusal, Scheduler
 from keras_transformer.serving.generating import GenerationEngine
 from keras_transformer.serving.translating import TranslationEngine
 
@@ -126,23 +126,23 @@ class Host:
         Raises:
             RequestError: a folder holds no model with graphs, or a file is damaged.
             JobError: a model does not answer its probes on this machine; what was loaded before goes on.
+            Refusal: they are being loaded already.
         """
-        with self._loading, checking_anew():
-            opened, left = dict[str, Hosted](), self.models
-            try:
+        if not self._loading.acquire(blocking=False):
+            raise Refusal(503, "unavailable", "the models are being loaded already", 1.0)
+        opened, left = dict[str, Hosted](), self.models
+        try:
+            with checking_anew():
                 for name, folder in self.named.items():
                     opened[name] = self._opened(name, folder)
-                self.models, self.is_ready = opened, True
-            except BaseException:
-                left = opened
-                raise
-            finally:
-                for engine in growing(left):
-                    engine.retire()
-
-    def reload(self) -> None:
-        """Loads the models again from their folders, see `load`."""
-        self.load()
+            self.models, self.is_ready = opened, True
+        except BaseException:
+            left = opened
+            raise
+        finally:
+            for engine in growing(left):
+                engine.retire()
+            self._loading.release()
 
     def _opened(self, name: str, folder: str) -> Hosted:
         task = config_of(folder).task
@@ -150,6 +150,14 @@ class Host:
         if kind is None:
             raise RequestError(f"{folder} is a model of --task {task}, which cannot be served yet")
         engine = kind.open(name, folder, self.scheduler)
+        try:
+            return self._described(name, task, folder, engine)
+        except BaseException:
+            if isinstance(engine, GenerationEngine):
+                engine.retire()
+            raise
+
+    def _described(self, name: str, task: str, folder: str, engine: AnyEngine) -> Hosted:
         found = PAIR.fullmatch(name)
         return Hosted(
             name,

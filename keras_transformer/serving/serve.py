@@ -27,12 +27,16 @@ from keras_transformer.core.machine import num_cores
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from uvicorn import Server
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from keras_transformer.serving.service import Service
 
 HEADER_SECONDS = 10.0  # in which the headers of a request must have come
 MOST_HEADER_BYTES = 2**15
 KEEP_ALIVE_SECONDS = 30
+UNREAD_SECONDS = 60.0  # in which a client must go on reading an answer
+GRACEFUL_SECONDS = 5  # for connections that are open when all answers were given
+ONE_SIGNAL_SECONDS = 1.0  # in which the same signal may come from the group and from the supervisor
 BACKLOG = 2_048
 TICK = 0.02  # seconds between two looks whether all answers were sent
 
@@ -149,13 +153,12 @@ def _log_to_standard_error() -> None:
     log.setLevel(logging.INFO)
 
 
-def server_of(app: Starlette) -> Server:
-    """Returns a server for an application. What its clients send is bounded in size and time."""
-    import uvicorn
+def _protocol() -> type[H11Protocol]:
+    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
-        """A connection, which ends where the headers of a request do not come in time."""
+        """A connection, which ends where headers do not come in time, or answers are not read."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -165,12 +168,33 @@ def server_of(app: Starlette) -> Server:
             super().on_response_complete()
             self._expect_request()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._unread.cancel()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:  # an answer is under way
+                self.transport.close()
+
         def _expect_request(self) -> None:
             self.loop.call_later(HEADER_SECONDS + KEEP_ALIVE_SECONDS * (self.cycle is not None), self._end, self.cycle)
 
         def _end(self, cycle: object) -> None:
-            if self.cycle is cycle:  # no other request has come
+            if self.cycle is cycle and (cycle is None or self.cycle.response_complete):  # no other request has come
                 self.transport.close()
+
+    return Protocol
+
+
+def server_of(app: Starlette) -> Server:
+    """Returns a server for an application. What its clients send is bounded in size and time."""
+    import uvicorn
 
     class Server(uvicorn.Server):
         """A server that leaves signals to `Running`."""
@@ -180,9 +204,9 @@ def server_of(app: Starlette) -> Server:
             yield
 
     config = uvicorn.Config(
-        app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+        app, http=_protocol(), ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, backlog=BACKLOG,
-        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES, timeout_graceful_shutdown=GRACEFUL_SECONDS,
     )  # fmt: skip
     return Server(config)
 
@@ -201,6 +225,7 @@ class Running:
     server: Server
     listener: socket.socket
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    asked_at: float = 0.0  # to end
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until a signal comes; what was accepted is answered then.
@@ -211,6 +236,8 @@ class Running:
         loop = asyncio.get_running_loop()
         for number, call in ((signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload)):
             loop.add_signal_handler(number, call)
+        if parent := multiprocessing.parent_process():  # without a supervisor nobody would end this process
+            loop.add_reader(parent.sentinel, self._without_supervisor)
         serving = asyncio.create_task(self.server.serve([self.listener]))
         try:
             await asyncio.to_thread(self.service.host.load)
@@ -224,10 +251,15 @@ class Running:
     def stop(self) -> None:
         """Answers what was accepted, and ends; ends at once if it is asked again."""
         if self.service.is_draining:
-            self.server.should_exit = self.server.force_exit = True
+            if time.monotonic() > self.asked_at + ONE_SIGNAL_SECONDS:
+                self.server.should_exit = self.server.force_exit = True
             return
-        self.service.is_draining = True
+        self.service.is_draining, self.asked_at = True, time.monotonic()
         self._start(self._drain)
+
+    def _without_supervisor(self) -> None:
+        if not self.service.is_draining:
+            self.stop()
 
     async def _drain(self) -> None:
         until = time.monotonic() + self.service.limits.seconds
@@ -240,10 +272,12 @@ class Running:
         self._start(self._reload)
 
     async def _reload(self) -> None:
+        from keras_transformer.serving.batching import Refusal
+
         try:
-            await asyncio.to_thread(self.service.host.reload)
+            await asyncio.to_thread(self.service.host.load)
             say(f"loaded again: {', '.join(self.service.host.models)}")
-        except (RequestError, JobError, OSError) as error:
+        except (RequestError, JobError, Refusal, OSError) as error:
             warn(f"the models were not loaded again, and those before go on: {error}")
 
     def _start(self, call: Callable[[], Coroutine[object, object, None]]) -> None:
@@ -272,8 +306,8 @@ class Supervisor:
             JobError: a process ended, though nobody asked it to.
         """
         try:
-            line = self._start()  # alone, so that what is wrong is told once
             signal.signal(signal.SIGHUP, lambda number, frame: self._send(signal.SIGHUP))
+            line = self._start()  # alone, so that what is wrong is told once
             for _ in range(self._arguments.processes - 1):
                 self._start()
             say(f"{line} in {self._arguments.processes} processes")
@@ -318,4 +352,5 @@ def _serve_in_child(arguments: argparse.Namespace, listener: socket.socket, send
     def on_ready(line: str) -> None:
         sender.send(line)
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # before there is something to load again
     sys.exit(exit_status(lambda: run_server(arguments, listener, on_ready)))

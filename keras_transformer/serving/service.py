@@ -30,6 +30,7 @@ SURE = 0.8  # the least confidence with which a language is told
 MOST_READ = 2_000  # characters, which tell a language as well as more
 AUTO = "auto"  # in place of a language: the server detects it
 MOST_TOLD = 8  # names in a message
+MOST_DETECTED, LEAST_DETECTED = 100_000, 200  # characters of all texts together, and of each, that tell the language
 MOST_AT_ONCE = 4_000  # characters that are read between two events
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
@@ -249,7 +250,8 @@ def _chosen(by_source: dict[str, Choice], found: Detected) -> Choice:
 def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
     """Returns what language each text seems to be in, among those that the models read and write."""
     languages = [*dict.fromkeys(code for pair in service.pairs() for code in pair)]
-    return [detected(text, languages) for text in texts]
+    most = max(MOST_DETECTED // max(len(texts), 1), LEAST_DETECTED)
+    return [detected(text[:most], languages) for text in texts]
 
 
 async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result]) -> Result:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.decoder import Hypothesis
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.runs.export_folder import Graphs
@@ -42,13 +43,6 @@ class Sentences:
         return translations(decoder, target, len(sentences), sentences, self.options)
 
 
-class _Text(NamedTuple):
-    """A text of a request: its lines, and the passages that they are."""
-
-    layout: Layout
-    passages: list[Passage]
-
-
 class TranslationEngine:
     """Translates texts for many clients at once.
 
@@ -72,14 +66,28 @@ class TranslationEngine:
             JobError: the graphs do not answer their probes as the model does.
         """
         translator = load(folder, num_threads=1, engine="onnx")
-        translator.decoder.require_checked(translator.search_options())
-        return cls(model, translator, scheduler)
+        engine, own = cls(model, translator, scheduler), translator.search_options()
+        translator.decoder.require_checked(own)
+        if engine.graphs.step:  # the halves of this very export, before clients ask for them
+            translator.decoder.require_checked(replace(own, sampling=True))
+        return engine
 
     @property
     def graphs(self) -> Graphs:
         """Where the graphs are."""
         assert isinstance(self.translator.decoder, OnnxDecoder)
         return self.translator.decoder.graphs
+
+    def _require_served(self, options: SearchOptions) -> None:
+        """Raises RequestError if the graphs have another search inside, and no halves for one around them."""
+        decoder = self.translator.decoder
+        assert isinstance(decoder, OnnxDecoder)
+        if not (decoder.graphs.step or (decoder.serves(options) and not options.sampling)):
+            own = self.translator.search_options()
+            raise RequestError(
+                f"the model {self.model} has one search, with {own.num_beams} beams and the best translation alone; "
+                f"received beams {options.num_beams} and n_best {options.n_best}: leave them out"
+            )
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -115,12 +123,11 @@ class TranslationEngine:
 
         Raises:
             Refusal: too much waits, or a text cannot be divided into parts that fit the model.
-            RequestError: the model does not know a language.
+            RequestError: the model does not know a language, or has no such search.
         """
         translator = self.translator if source is target is None else self.translator.between(source, target)
-        passages = Passages(
-            translator.tokenizers, translator.max_source_length, options, translator.learned_text, translator.direction
-        )
+        self._require_served(options)
+        passages = _passages(translator, options)
         layouts = [*map(Layout, texts)]
         lines = [(number, (line, "")) for number, line in enumerate(line for one in layouts for line in one.lines)]
         fitted, sentences = passages.fitted(passages.taken_apart(lines))
@@ -138,6 +145,12 @@ class TranslationEngine:
             [Item(shared, one, _num_tokens(one, options), place, request) for place, one in enumerate(sentences)],
         )
         return request
+
+
+def _passages(translator: Translator, options: SearchOptions) -> Passages:
+    apart = replace(options, n_best=1)  # each sentence has a list of its own
+    most, learned = translator.max_source_length, translator.learned_text
+    return Passages(translator.tokenizers, most, apart, learned, translator.direction)
 
 
 def _too_long_message(passages: Passages) -> str:

@@ -131,7 +131,7 @@ class Host:
         self.scheduler = SimpleNamespace(waiting_tokens=0)
         self.num_reloads = 0
 
-    def reload(self):
+    def load(self):
         self.num_reloads += 1
 
     def drain(self, seconds):

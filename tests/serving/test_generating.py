@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.commands.graph_cache import Engine, open_model
-from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding import onnx_graphs
 from keras_transformer.decoding.onnx_graphs import Abandoned, SteppedLanguageModel
 from keras_transformer.serving import generating
@@ -346,14 +346,13 @@ def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of):
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator, engine_of, monkeypatch, capsys):
+def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator, engine_of, monkeypatch):
     engine, graph = engine_of(generator), generator.model
     expected = answers(engine.submit(["gu"], 5, DRAWN))
     with monkeypatch.context() as patch:
         patch.setattr(graph, "next_places", Mock(side_effect=MemoryError("gu")), raising=False)
-        with pytest.raises(JobError, match="could not answer this"):
+        with pytest.raises(MemoryError):
             answers(engine.submit(["gu"], 5, DRAWN))
-    assert "a step failed: MemoryError" in capsys.readouterr().err
     assert answers(engine.submit(["gu"], 5, DRAWN)) == expected
     growing = engine.submit(["gu"], 10**4, DRAWN)
     engine.close()
@@ -372,7 +371,7 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
 
     async def replace() -> list[Answer]:
         request = old.submit(["ba"], 200, DRAWN)
-        host.reload()
+        host.load()
         with pytest.raises(Refusal):
             old.submit(["ba"], 1, DRAWN)
         return await request.answers()
@@ -385,7 +384,7 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
     assert isinstance(new, GenerationEngine)
     host.named["missing"] = "no such folder"
     with pytest.raises(RequestError):
-        host.reload()
+        host.load()
     assert host.models["texts"].engine is new
     growing = new.submit(["ba"], 200, DRAWN)
     assert host.drain(10) and run(growing.answers()) == [[found]]

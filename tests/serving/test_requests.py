@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,24 @@ def test_a_form_may_be_any_bytes(client):
             answer = client.post("/translate", content=body, headers={"Content-Type": kind})
             assert answer.status_code == 400
             assert set(json.loads(answer.content)) == {"error"}
+
+
+def test_parts_of_a_form_hold_no_parts(client):
+    """Reading parts within parts takes the square of their number."""
+    head = (
+        b'--%d\r\nContent-Type: multipart/mixed; boundary=%d\r\nContent-Disposition: form-data; name="q"' + b";" * 900
+    )
+    body = b"\r\n\r\n".join(head % (depth, depth + 1) for depth in range(1_500))
+    begun = time.monotonic()
+    answer = client.post("/translate", content=body, headers={"Content-Type": "multipart/form-data; boundary=0"})
+    assert answer.status_code == 400
+    assert time.monotonic() - begun < 2
+
+
+def test_an_orchestrator_may_ask_by_any_host_under_a_prefix():
+    client = a_client(a_host(), prefix="/translator", hosts=["localhost"])
+    for path, status in {"/health/ready": 200, "/translator/health/live": 200, "/v1/models": 421}.items():
+        assert client.get(path, headers={"Host": "10.0.0.5:8000"}).status_code == status
 
 
 def test_the_time_for_a_body_is_bounded(client, monkeypatch):

@@ -1,13 +1,16 @@
 """The translators of a server: with the export that comes with the package."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import keras_transformer
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.runs.export_folder import OF_DEMO
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Host, Limits, named_folders
 from keras_transformer.serving.translating import TranslationEngine
@@ -60,6 +63,29 @@ def test_lists_hold_the_best_translations(engine: TranslationEngine) -> None:
     ]
 
 
+def test_lists_of_several_sentences_begin_with_the_translation(engine: TranslationEngine) -> None:
+    text = "- forty-two. seven. nine.\n\neleven"
+    [nbest] = asyncio.run(engine.submit([text], engine.options(n_best=3)).answers())
+    assert nbest[0].text == keras_transformer.load("demo").translate(text)
+    assert len(nbest) == 3
+    assert [one.score for one in nbest] == sorted((one.score for one in nbest), reverse=True)
+
+
+def test_a_search_that_the_graphs_lack_is_refused_without_a_path(tmp_path: Path) -> None:
+    shutil.copytree(OF_DEMO, tmp_path / "onnx", ignore=shutil.ignore_patterns("encoder*", "step*"))
+    host = Host({"demo": str(tmp_path)}, num_threads=1)
+    try:
+        host.load()
+        engine = host.models["demo"].engine
+        assert isinstance(engine, TranslationEngine)
+        with pytest.raises(RequestError, match="the model demo has one search, with 4 beams") as refused:
+            engine.submit(["one"], engine.options(num_beams=2))
+        assert str(tmp_path) not in str(refused.value)
+        assert texts_of(engine, ["one"]) == ["eins"]
+    finally:
+        host.close()
+
+
 def test_sentences_are_told_one_by_one_with_their_places(engine: TranslationEngine) -> None:
     async def parts() -> list[tuple[int, int, int, int, str]]:
         request = engine.submit(["one\n \n12\ntwo. three.", "", "four"], engine.options())
@@ -101,7 +127,7 @@ def test_a_host_tells_what_it_holds(host: Host) -> None:
 def test_models_are_replaced_while_requests_run(host: Host, engine: TranslationEngine) -> None:
     before = host.models["demo"]
     request = engine.submit(NUMBERS, engine.options())
-    host.reload()
+    host.load()
     assert host.models["demo"] is not before
     assert host.models["demo"].identity == before.identity
     assert len(asyncio.run(request.answers())) == len(NUMBERS)

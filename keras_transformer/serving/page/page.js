@@ -151,7 +151,7 @@ function translationBody(text) {
   const languages = pairsOf(model).length ? { source: sourceMenu.value, target: targetMenu.value } : {};
   const named = modelMenu.value ? { model: model.name } : {};
   const best = text.length <= SHORT && !text.includes("\n") ? { n_best: most, beams: Math.max(model.beams ?? BEAMS, most) } : {};
-  return { text, ...languages, ...named, ...best, words: Boolean(model.words), stream: true };
+  return { text, ...languages, ...named, ...best, ...(model.words && { words: true }), stream: true };
 }
 
 function generationBody(prompt) {

@@ -198,7 +198,8 @@ class Passages:
             elif len(texts) == 1 and not any(passage.spaces):
                 yield texts[0]
             else:
-                yield [_one([best for best, *_ in texts], passage.spaces)]
+                ranks = range(max(map(len, texts)))
+                yield [_one([one[min(rank, len(one) - 1)] for one in texts], passage.spaces) for rank in ranks]
 
     def tell(self) -> None:
         """Warns of what was copied, split, cut, left whole, or could not be read."""
