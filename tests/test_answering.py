@@ -65,7 +65,7 @@ def test_in_python_what_answers_is_there_and_the_rest_names_its_extra(plain_pyth
 LACKING = {
     "train": ["--dataset", "numbers:en-de"], "average": ["RUN"], "neighbours": ["RUN", "word"], "export": ["RUN"],
     "attention": ["RUN", "text", "--out", "page.html"], "import": ["model", "new"],
-    "distill": ["RUN", "--source", "text", "--text", "new"],
+    "distill": ["RUN", "--source", "text", "--text", "new"], "serve": ["demo"],
 }  # fmt: skip
 
 
