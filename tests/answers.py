@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -15,13 +16,13 @@ HEAVY = {"keras", "tensorflow", "jax", "torch", "onnx", "tokenizers"}
 
 
 def answer(*words: object, stdin: str | bytes = "") -> tuple[int, str, str]:
-    """The exit status of a command in this process, and what it prints."""
-    from keras_transformer.__main__ import main
-
+    """The exit status of a command in this process, and what it prints. `export` is that of `python -m export`."""
+    is_export = words[:1] == ("export",)
+    main = import_module("export.__main__" if is_export else "keras_transformer.__main__").main
     given = SimpleNamespace(buffer=io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode()))
     out, err = io.StringIO(), io.StringIO()
     with patch("sys.stdin", given), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        return main([*map(str, words)]), out.getvalue(), err.getvalue()
+        return main([*map(str, words[is_export:])]), out.getvalue(), err.getvalue()
 
 
 def printed(*words: object, stdin: str | bytes = "") -> str:
