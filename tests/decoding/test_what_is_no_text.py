@@ -63,7 +63,7 @@ def calls(translator, tokenizer, classifier):
 
     recognizer = Recognizer(ImageClassifier(2, 8, 4, 1, **SIZES), ["a", "b"])
     yield IMAGES, recognizer.classify, recognizer.stream
-    yield NO_TEXTS, recognizer.pixels, recognizer.attention
+    yield [None, ["text"]], recognizer.pixels, recognizer.attention  # bytes are the content of a file
     yield ["image.png", [3]], lambda wrong: recognizer.save("new", wrong)
     yield LISTS, lambda wrong: Recognizer(recognizer.model, wrong)
 
