@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 1, "hidden_dim": 4, "inte
 NO_LISTS = [b"text", None, [3], ["text", None], np.array("text")]
 NO_TEXTS = [b"text", None, ["text"]]
 LISTS = ["text", *NO_LISTS]
-IMAGES = ["image.png", b"image", None, [3]]
+IMAGES = ["image.png", None, [3]]  # bytes are the content of one
 
 
 def calls(translator, tokenizer, classifier):
@@ -63,7 +63,7 @@ def calls(translator, tokenizer, classifier):
 
     recognizer = Recognizer(ImageClassifier(2, 8, 4, 1, **SIZES), ["a", "b"])
     yield IMAGES, recognizer.classify, recognizer.stream
-    yield [None, ["text"]], recognizer.pixels, recognizer.attention  # bytes are the content of a file
+    yield [None, ["text"]], recognizer.pixels, recognizer.attention
     yield ["image.png", [3]], lambda wrong: recognizer.save("new", wrong)
     yield LISTS, lambda wrong: Recognizer(recognizer.model, wrong)
 
