@@ -94,11 +94,6 @@ class Row:
     finish_reason: str = ""
     room: int = 0  # how many tokens its window has room for
 
-    @property
-    def num_left(self) -> int:
-        """How many tokens it may still get."""
-        return self.max_tokens - self.growing.num_added
-
     def generated(self, text: str) -> Generated:
         """Returns what is known of it, with a text."""
         growing = self.growing

@@ -84,7 +84,7 @@ class Hosted:
 
 
 class Host:
-    """Loads the models of a server, and answers which model takes a request. Threads may share it.
+    """Loads the models of a server. Threads may share it.
 
     Args:
         named: the folders of exports, or of runs that keep graphs, by the names of the models. A name such as "en-de"
@@ -173,15 +173,6 @@ class Host:
     @property
     def _threads(self) -> list[GenerationEngine | Scheduler]:
         return [*growing(self.models), self.scheduler]
-
-    def model_for(self, source: str, target: str) -> Hosted | None:
-        """Returns the first model that translates between two languages; None if there is none."""
-        return next((one for one in self.models.values() if (source, target) in one.pairs), None)
-
-    @property
-    def sources(self) -> list[str]:
-        """The languages that can be translated, each once."""
-        return [*dict.fromkeys(source for one in self.models.values() for source, _ in one.pairs)]
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests, and waits until those that were accepted have their answers; False if time is over."""

@@ -6,20 +6,10 @@ from urllib.parse import urlencode
 import pytest
 
 from keras_transformer.serving.batching import Refusal
-from tests.serving.doors import a_client, a_host, events_of
+from tests.serving.doors import a_client, events_of
 from tests.serving.test_requests import keys_of
 
 ENGLISH = "Good morning, how are you doing today, my friend?"
-
-
-@pytest.fixture
-def host():
-    return a_host()
-
-
-@pytest.fixture
-def client(host):
-    return a_client(host)
 
 
 def test_weblate_sends_a_list_with_an_empty_key(client):

@@ -8,20 +8,10 @@ import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.serving.batching import Refusal
-from tests.serving.doors import a_client, a_host, events_of
+from tests.serving.doors import a_client, events_of
 
 ENGLISH = "Good morning, how are you doing today, my friend?"
 FRENCH = "Bonjour, comment allez-vous aujourd'hui, mon ami ?"
-
-
-@pytest.fixture
-def host():
-    return a_host()
-
-
-@pytest.fixture
-def client(host):
-    return a_client(host)
 
 
 def translate(client, **body):
