@@ -15,7 +15,7 @@ from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.pipelines import pipeline_of
 from keras_transformer.runs.run_folder import config_of
-from keras_transformer.serving.answering import AnswerEngine
+from keras_transformer.serving.answering import AnswerEngine, ClassifyImages
 from keras_transformer.serving.batching import Refusal, Scheduler
 from tests.golden.stored import unpack
 
@@ -158,3 +158,10 @@ def test_what_is_asked_wrongly_is_refused(engines):
 def test_a_model_that_searches_is_none(scheduler):
     with pytest.raises(RequestError, match="expected a model that classifies, fills, embeds or recommends"):
         AnswerEngine("other", type("Other", (), {"task": "translation"})(), scheduler)
+
+
+def test_an_image_of_many_pixels_is_refused_by_its_head() -> None:
+    content = io.BytesIO()
+    Image.new("1", (5_000, 5_000)).save(content, "PNG")
+    with pytest.raises(Refusal, match="expected images of at most 16,777,216 pixels; received 5000 × 5000"):
+        ClassifyImages("some", None).read(base64.b64encode(content.getvalue()).decode())

@@ -112,6 +112,7 @@ def test_what_was_accepted_is_answered_when_a_signal_comes():
         until(is_busy)
         for _ in range(2):  # from a group of processes and from their supervisor
             server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two at once are one
         refused = []
 
         def is_refused():
