@@ -163,5 +163,5 @@ def test_a_model_that_searches_is_none(scheduler):
 def test_an_image_of_many_pixels_is_refused_by_its_head() -> None:
     content = io.BytesIO()
     Image.new("1", (5_000, 5_000)).save(content, "PNG")
-    with pytest.raises(Refusal, match="expected images of at most 16,777,216 pixels; received 5000 × 5000"):
+    with pytest.raises(Refusal, match="expected images of at most 16,777,216 pixels; received 5000×5000"):
         ClassifyImages("some", None).read(base64.b64encode(content.getvalue()).decode())
