@@ -40,7 +40,7 @@ READING = {
     **{("attention", run): ("TEXT --out page.html", (), (UNREAD, PROMPT)) for run in RUNS[1:3]},
     ("neighbours", "translation"): ("ba 日本", (), ("received '日本', which is cut into",)),
 }  # fmt: skip
-NO_TEXT = {("classify", "images"), *((verb, "") for verb in ("train", "average", "info", "import", "export"))}
+NO_TEXT = {("classify", "images"), *((verb, "") for verb in ("train", "average", "info", "import", "export", "serve"))}
 
 
 @pytest.fixture(autouse=True, scope="module")
