@@ -12,17 +12,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import Schema, of_type, shown, whole
+from keras_transformer.core.schema import shown
 from keras_transformer.decoding.computations import LabelProbs
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import config_of
-from keras_transformer.serving.batching import Item, Part, Refusal, Request, Scheduler
+from keras_transformer.serving.batching import Item, Refusal, Request, Scheduler
 from keras_transformer.tasks.classification.pipeline import Classifier, Prediction
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.text.sentences import Ids
@@ -62,7 +62,6 @@ class Verb:
     model: str
     pipeline: Any
     num_listed: int | None = None
-    OPTIONS: ClassVar[dict[str, Schema]] = {}
 
     def read(self, given: JSON) -> Read:
         """Reads an input. Raises RequestError if it is none, and Refusal if it is too long."""
@@ -148,7 +147,6 @@ class Fill(Verb):
     """
 
     n_best: int = 5
-    OPTIONS: ClassVar[dict[str, Schema]] = {"n_best": whole(1)}
 
     def __post_init__(self) -> None:
         self._require_listed("n_best", self.n_best)
@@ -173,7 +171,6 @@ class Recommend(Verb):
 
     count: int = 10
     only_new: bool = False
-    OPTIONS: ClassVar[dict[str, Schema]] = {"count": whole(1), "only_new": of_type(bool)}
 
     def __post_init__(self) -> None:
         self._require_listed("count", self.count)
@@ -221,6 +218,7 @@ class AnswerEngine:
     """Answers with a model that does not search.
 
     Attributes:
+        verbs: what it does: "classify", "fill", "embed", "recommend"; the usual first.
         graphs: of an engine that was opened, where its graphs are.
 
     Args:
@@ -239,7 +237,7 @@ class AnswerEngine:
 
     def __init__(self, model: str, pipeline: Pipeline, scheduler: Scheduler, num_listed: int | None = None):
         self.model, self.pipeline, self._scheduler, self._num_listed = model, pipeline, scheduler, num_listed
-        self._verbs = verbs_of(pipeline)
+        self.verbs = verbs_of(pipeline)
 
     @classmethod
     def open(cls, model: str, folder: str, scheduler: Scheduler) -> AnswerEngine:
@@ -257,17 +255,12 @@ class AnswerEngine:
         engine.graphs = opened.model.graphs
         return engine
 
-    @property
-    def verbs(self) -> tuple[str, ...]:
-        """What it does: "classify", "fill", "embed", "recommend"; the usual first."""
-        return (*self._verbs,)
-
-    def submit(self, inputs: Sequence[JSON], verb: str | None = None, **options: JSON) -> Request[dict[str, JSON]]:
+    def submit(self, inputs: Sequence[JSON], verb: str, **options: JSON) -> Request[dict[str, JSON]]:
         """Asks for answers.
 
         Args:
             inputs: texts; for a model of histories lists of items; for one of images files in base64.
-            verb: what to do, one of `verbs`; by default the first.
+            verb: what to do, one of `verbs`.
             options: of `fill` `n_best`, of `recommend` `count` and `only_new`.
 
         Returns:
@@ -277,28 +270,12 @@ class AnswerEngine:
 
         Raises:
             Refusal: too much waits, or a text is too long.
-            RequestError: the model does not do this, or an input or an option is none.
+            RequestError: an input is none, or an option is more than the model lists.
         """
-        verb = verb or self.verbs[0]
-        if verb not in self._verbs:
-            raise RequestError(f"the model {self.model} does not {verb}; it does: {', '.join(self.verbs)}")
-        kind = self._verbs[verb]
-        for name, value in options.items():
-            if name not in kind.OPTIONS:
-                raise RequestError(f"`{verb}` has no option {name}; it has: {', '.join(kind.OPTIONS) or 'none'}")
-            if not kind.OPTIONS[name].holds(value):
-                raise RequestError(f"{name} must be {kind.OPTIONS[name].expected}; received: {shown(value)}")
-        shared = kind(self.model, self.pipeline, self._num_listed, **options)
+        shared = self.verbs[verb](self.model, self.pipeline, self._num_listed, **options)
         read = [shared.read(given) for given in inputs]
 
-        def answer(place: int, found: Any) -> dict[str, JSON]:
-            return {**read[place].told, **found}
-
-        request = Request[dict[str, JSON]](
-            len(read),
-            lambda results: [answer(place, found) for place, found in enumerate(results)],
-            lambda place, found: Part(place, 0, 1, answer(place, found)),
-        )
+        request = Request.of_each(len(read), lambda place, found: {**read[place].told, **found})
         items = [Item(shared, one.payload, one.num_tokens, place, request) for place, one in enumerate(read)]
         self._scheduler.submit(request, items)
         return request

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,20 +171,16 @@ class Host:
         )
 
     @property
-    def _threads(self) -> list[GenerationEngine | Scheduler]:
-        return [*growing(self.models), self.scheduler]
-
-    def drain(self, seconds: float) -> bool:
-        """Refuses new requests, and waits until those that were accepted have their answers; False if time is over."""
-        self.is_ready, end = False, time.monotonic() + seconds
-        ended = [one.drain(max(end - time.monotonic(), 0)) for one in self._threads]  # each refuses what is new
-        return all(ended)
+    def waiting_tokens(self) -> int:
+        """How many tokens wait, for all models."""
+        return self.scheduler.room.waiting + sum(one.room.waiting for one in growing(self.models))
 
     def close(self) -> None:
         """Ends the threads."""
         self.is_ready = False
-        for one in self._threads:
-            one.close()
+        for engine in growing(self.models):
+            engine.close()
+        self.scheduler.close()
 
 
 def growing(models: Mapping[str, Hosted]) -> list[GenerationEngine]:
@@ -195,17 +191,11 @@ def growing(models: Mapping[str, Hosted]) -> list[GenerationEngine]:
 def identity_of(graphs: Graphs) -> str:
     """Returns a short hash of the content of the main graph, with the weights beside it."""
     digest = hashlib.sha256()
-    for path in _files(graphs):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for path in (graphs.main, graphs.main.with_name(f"{graphs.main.name}.data")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
-
-
-def _files(graphs: Graphs) -> Iterator[Path]:
-    yield graphs.main
-    weights = graphs.main.with_name(f"{graphs.main.name}.data")
-    if weights.is_file():
-        yield weights
 
 
 def named_folders(arguments: list[str]) -> dict[str, str]:

@@ -16,19 +16,6 @@ from keras_transformer.serving.own_api import as_list, submitted
 from keras_transformer.serving.service import AUTO, choices, detect_all, service_of
 from keras_transformer.serving.wire import answers_of
 
-DETECTED = a.shape(confidence=a.NUMBER, language=a.STRING)
-LANGUAGE = a.shape(code=a.STRING, name=a.STRING)
-EITHER = {"anyOf": [a.STRING, a.several(a.STRING)]}
-TRANSLATED = a.shape(
-    "detectedLanguage", "alternatives", translatedText=EITHER,
-    detectedLanguage={"anyOf": [DETECTED, a.several(DETECTED)]},
-    alternatives={"anyOf": [a.several(a.STRING), a.several(a.several(a.STRING))]},
-)  # fmt: skip
-SETTINGS = a.shape(
-    charLimit=a.INTEGER, frontendTimeout=a.INTEGER, apiKeys=a.BOOLEAN, keyRequired=a.BOOLEAN, suggestions=a.BOOLEAN,
-    filesTranslation=a.BOOLEAN, supportedFilesFormat=a.several(a.STRING),
-    language=a.shape(source=LANGUAGE, target=LANGUAGE),
-)  # fmt: skip
 FRONTEND_MILLISECONDS = 500  # for which its page waits while someone types
 NAMES = """
 af Afrikaans|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|ca Catalan|cs Czech|cy Welsh|da Danish
@@ -46,28 +33,27 @@ ENGLISH_NAMES = dict(one.split(" ", 1) for line in NAMES.split("\n") if line for
 def libre_doors(limits: Limits) -> list[Door]:
     """Returns the routes of LibreTranslate's API."""
     key = a.a_text("A key, where the server has keys.", a.SHORT)
-    languages = a.several(a.shape(code=a.STRING, name=a.STRING, targets=a.several(a.STRING)))
     detect_body = Body("libre_detect", {"q": _texts("A text.", limits), "api_key": key}, takes_others=True)
     return [
         Door(
-            "POST", "/translate", "Translates texts, as LibreTranslate does.", translate, TRANSLATED,
+            "POST", "/translate", "Translates texts, as LibreTranslate does.", translate, a.OBJECT,
             translate_body(limits, key), LIBRE, takes_forms=True,
         ),
         Door(
-            "POST", "/detect", "Tells the language of a text, as LibreTranslate does.", detect, a.several(DETECTED),
+            "POST", "/detect", "Tells the language of a text, as LibreTranslate does.", detect, a.several(a.OBJECT),
             detect_body, LIBRE, takes_forms=True,
         ),
         Door(
-            "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, languages,
+            "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, a.several(a.OBJECT),
             errors=LIBRE, needs_key=False,
         ),
         Door(
-            "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, SETTINGS,
+            "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, a.OBJECT,
             errors=LIBRE, needs_key=False,
         ),
         Door(
-            "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health,
-            a.shape(status=a.STRING), errors=LIBRE, needs_key=False, needs_models=False,
+            "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health, a.OBJECT,
+            errors=LIBRE, needs_key=False, needs_models=False,
         ),
     ]  # fmt: skip
 
@@ -87,7 +73,7 @@ def translate_body(limits: Limits, key: Field) -> Body:
         "q": _texts("What to translate.", limits),
         "source": a.a_name('The language of the texts; "auto" is what each seems to be in.', required=True),
         "target": a.a_name("The language of the translations.", required=True),
-        "format": a.a_choice("Only text: markup is not understood yet.", ["text", "html", ""], "text"),
+        "format": a.a_value("Only text: markup is not understood yet.", "text", "html", ""),
         "alternatives": others,
         "api_key": key,
     }
@@ -103,7 +89,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
     work = await submitted(texts, chosen, beams, num_others + 1)
     http.state.counts = {"texts": len(texts)}
-    found = await answers_of(http, work, service.limits.seconds)
+    found = await answers_of(http, work)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}
     if given["source"] == AUTO:
         told["detectedLanguage"] = [_detected(*choice.found) for choice in chosen if choice.found]

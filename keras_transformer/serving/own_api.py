@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,13 +20,12 @@ from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
 from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
 from keras_transformer.serving.translating import TranslationEngine
-from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
+from keras_transformer.serving.wire import Events, Work, answers_of, event
 from keras_transformer.spec.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Hypothesis
 
-Answer = TypeVar("Answer")
 MOST_STOPS, MOST_SEED, MOST_TOP = 16, 2**63 - 1, 1_000_000
 MODEL_NAME = a.a_name("The name of a model; by default the first that fits.")
 DRAWING = {
@@ -167,7 +166,7 @@ def about(model: Hosted, limits: Limits) -> JSON:
 def _of_engine(model: Hosted) -> JSON:
     if isinstance(model.engine, TranslationEngine):
         return {"beams": model.engine.options().num_beams}
-    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": model.engine.verbs}
+    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": [*model.engine.verbs]}
 
 
 def as_list(value: JSON) -> list[str]:
@@ -182,8 +181,8 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     work = await submitted(texts, chosen, given["beams"], given["n_best"])
     http.state.counts = {"texts": len(texts)}
     if given["stream"]:
-        return streamed(http, _translation_events(work, chosen), work)
-    found = await answers_of(http, work, service_of(http).limits.seconds)
+        return Events(http, _translation_events(work, chosen), work)
+    found = await answers_of(http, work)
     return JSONResponse(_translations(found, chosen))
 
 
@@ -230,16 +229,6 @@ async def _translation_events(work: Divided[list[Hypothesis]], chosen: Sequence[
     yield event(_translations(await work.answers(), chosen), "done")
 
 
-def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answer]) -> Response:
-    """Returns the answer that tells events; an error becomes the last of them."""
-
-    def on_error(error: Exception) -> bytes:
-        log_failure(error, http.state.request_id)
-        return event(failure_of(error).as_json(a.OWN, http.state.request_id), "error")
-
-    return Events(events, work, service_of(http).limits.seconds, on_error)
-
-
 async def generation(
     model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
 ) -> Work[list[Generated]]:
@@ -273,13 +262,12 @@ def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> Sear
 
 async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
-    service, prompts = service_of(http), as_list(given["prompt"])
-    model = service.named(given["model"], "generate")
+    prompts, model = as_list(given["prompt"]), service_of(http).named(given["model"], "generate")
     work = await generation(model, prompts, given["max_tokens"], given)
     http.state.counts = {"texts": len(prompts)}
     if given["stream"]:
-        return streamed(http, _generation_events(work, model), work)
-    return JSONResponse(_texts(await answers_of(http, work, service.limits.seconds), model))
+        return Events(http, _generation_events(work, model), work)
+    return JSONResponse(_texts(await answers_of(http, work), model))
 
 
 def _texts(found: list[list[Generated]], model: Hosted) -> JSON:
@@ -303,14 +291,13 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
     """Returns what answers the route of a verb."""
 
     async def answer(http: Request, given: dict[str, JSON]) -> Response:
-        service = service_of(http)
-        model = service.named(given["model"], verb)
+        model = service_of(http).named(given["model"], verb)
         options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
         engine = model.engine
         assert isinstance(engine, AnswerEngine)
         work = await submitting(given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
         http.state.counts = {"inputs": len(given["inputs"])}
-        return JSONResponse({"answers": await answers_of(http, work, service.limits.seconds), "model": model.name})
+        return JSONResponse({"answers": await answers_of(http, work), "model": model.name})
 
     return answer
 

@@ -38,7 +38,7 @@ class Telemetry:
         )
         self._duration = histogram("request_duration", "Seconds from a request to its answer.", ("route",), SECONDS)
         self._queue = histogram(
-            "queue_duration", "Seconds for which a batch's oldest item waited.", ("model",), SECONDS
+            "queue_duration", "Seconds for which the oldest new item of a batch waited.", ("model",), SECONDS
         )
         self._inference = histogram("inference_duration", "Seconds for which a batch ran.", ("model",), SECONDS)
         self._tokens = histogram("batch_tokens", "Padded tokens in a batch.", ("model",), TOKENS)
@@ -46,9 +46,12 @@ class Telemetry:
         self.registry.register(self)
         ProcessCollector(namespace=NAME, registry=self.registry)
 
-    def batch(self, model: str, num_items: int, num_tokens: int, seconds_waited: float, seconds_run: float) -> None:
+    def batch(
+        self, model: str, num_items: int, num_tokens: int, seconds_waited: float | None, seconds_run: float
+    ) -> None:
         """Takes one batch."""
-        self._queue.labels(model).observe(seconds_waited)
+        if seconds_waited is not None:
+            self._queue.labels(model).observe(seconds_waited)
         self._inference.labels(model).observe(seconds_run)
         self._tokens.labels(model).observe(num_tokens)
         self._size.labels(model).observe(num_items)
@@ -66,7 +69,7 @@ class Telemetry:
         info = GaugeMetricFamily(f"{NAME}_model_info", "The models that are loaded.", labels=["model", "sha"])
         ready = GaugeMetricFamily(f"{NAME}_ready", "1 where the models are loaded and answered their probes.")
         if self.host is not None:
-            waiting.add_metric([], self.host.scheduler.waiting_tokens)
+            waiting.add_metric([], self.host.waiting_tokens)
             ready.add_metric([], float(self.host.is_ready))
             for model in self.host.models.values():
                 info.add_metric([model.name, model.identity], 1)

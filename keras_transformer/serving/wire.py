@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.schema import Mismatch, parse_json, printable
 from keras_transformer.serving.batching import Part, Refusal
-from keras_transformer.serving.described import JSON, LIBRE, OPENAI
+from keras_transformer.serving.described import JSON, LIBRE, OPENAI, OWN
 
 LOG = logging.getLogger("keras_transformer.serving")
 BODY_SECONDS = 20.0  # in which a body must have come
@@ -121,19 +121,24 @@ def _multipart(body: bytes, parameters: str) -> dict[str, str]:
     return pairs
 
 
-async def answers_of(http: Request, work: Work[Answer], seconds: float) -> list[Answer]:
+async def answers_of(http: Request, work: Work[Answer]) -> list[Answer]:
     """Returns the answers of work for a client; the work ends if the client leaves, or time is over.
 
     Raises:
         ClientDisconnect: the client left.
         Refusal: time is over.
     """
-    return await _unless_gone(http.receive, _in_time(work.answers(), asyncio.timeout(seconds), seconds), work)
+    return await _unless_gone(http.receive, _in_time(work.answers(), _seconds_of(http)), work)
 
 
-async def _in_time(coroutine: Awaitable[Result], timeout: asyncio.Timeout, seconds: float) -> Result:
+def _seconds_of(http: Request) -> float:
+    seconds: float = http.app.state.service.limits.seconds
+    return seconds
+
+
+async def _in_time(coroutine: Awaitable[Result], seconds: float, until: float | None = None) -> Result:
     try:
-        async with timeout:
+        async with asyncio.timeout(seconds) if until is None else asyncio.timeout_at(until):
             return await coroutine
     except TimeoutError:
         raise Refusal(504, "timed_out", f"no answer within {seconds:g} seconds: send less, or try again", 1.0) from None
@@ -169,37 +174,34 @@ def event(data: JSON, name: str = "") -> bytes:
 
 
 class Events(StreamingResponse, Generic[Answer]):
-    """Tells a client events as they come; the work ends if the client leaves, or time is over.
+    """Tells a client events as they come; the work ends if the client leaves, or time is over. What goes wrong is the
+    last event.
 
     Args:
+        http: the request.
         events: what is told, encoded.
         work: what is ended early.
-        seconds: the time for all events.
-        on_error: makes the last event of what went wrong, after which nothing is told.
+        errors: the shape of an error.
     """
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        work: Work[Answer],
-        seconds: float,
-        on_error: Callable[[Exception], bytes],
-    ):
+    def __init__(self, http: Request, events: AsyncGenerator[bytes, None], work: Work[Answer], errors: str = OWN):
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(self._in_time(events), media_type="text/event-stream", headers=headers)
-        self._work, self._seconds, self._on_error = work, seconds, on_error
+        super().__init__(self._in_time(http, events, errors), media_type="text/event-stream", headers=headers)
+        self._work = work
 
-    async def _in_time(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        until = asyncio.get_running_loop().time() + self._seconds
+    async def _in_time(
+        self, http: Request, events: AsyncGenerator[bytes, None], errors: str
+    ) -> AsyncGenerator[bytes, None]:
+        seconds = _seconds_of(http)
+        until = asyncio.get_running_loop().time() + seconds
         try:
-            while True:
-                told = await _in_time(anext(events, b""), asyncio.timeout_at(until), self._seconds)
-                if not told:
-                    return
+            while told := await _in_time(anext(events, b""), seconds, until):
                 yield told
         except Exception as error:
             self._work.cancel()
-            yield self._on_error(error)
+            log_failure(error, http.state.request_id)
+            told = failure_of(error).as_json(errors, http.state.request_id)
+            yield event(told, "error" if errors == OWN else "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As in Starlette, but it hears on every server that the client left."""

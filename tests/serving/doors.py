@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.decoder import Hypothesis
-from keras_transformer.serving.answering import AnswerEngine
+from keras_transformer.serving.answering import AnswerEngine, Classify
 from keras_transformer.serving.application import LOCAL_HOSTS, application
 from keras_transformer.serving.batching import Part
 from keras_transformer.serving.generating import GenerationEngine
@@ -107,9 +107,9 @@ class Writes(Engine, GenerationEngine):
 
 
 class Tells(Engine, AnswerEngine):
-    verbs = ("classify", "embed")
+    verbs = dict.fromkeys(("classify", "embed"), Classify)
 
-    def submit(self, inputs, verb=None, **options):
+    def submit(self, inputs, verb, **options):
         self.asked.append((list(inputs), verb, options))
         answers = [{"label": str(given)} for given in inputs]
         return self._made(answers, [Part(place, 0, 1, one) for place, one in enumerate(answers)])
@@ -128,14 +128,11 @@ class Host:
     def __init__(self, *models, limits=None):
         self.models = {model.name: model for model in models}
         self.limits, self.is_ready = limits or Limits(max_texts=5, max_characters=100, max_body_bytes=5_000), True
-        self.scheduler = SimpleNamespace(waiting_tokens=0)
+        self.waiting_tokens = 7
         self.num_reloads = 0
 
     def load(self):
         self.num_reloads += 1
-
-    def drain(self, seconds):
-        self.is_ready = False
 
     def close(self):
         pass

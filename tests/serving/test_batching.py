@@ -131,9 +131,9 @@ def test_who_leaves_the_queue_is_not_computed(scheduler: Scheduler) -> None:
     first = asked(scheduler, doubling, [0])
     assert until(lambda: len(doubling.batches) == 1)
     second, third = asked(scheduler, doubling, [1, 2]), asked(scheduler, doubling, [3])
-    assert scheduler.waiting_tokens == 30
+    assert scheduler.room.waiting == 30
     second.cancel()
-    assert scheduler.waiting_tokens == 10
+    assert scheduler.room.waiting == 10
     doubling.gate.set()
     assert asyncio.run(first.answers()) == [0]
     assert asyncio.run(third.answers()) == [6]
@@ -197,22 +197,10 @@ def test_an_idle_worker_keeps_nothing_of_what_it_did(scheduler: Scheduler) -> No
     doubling.gate.set()
     request = asked(scheduler, doubling, [1])
     assert asyncio.run(request.answers()) == [2]
-    assert until(lambda: scheduler.is_idle)
+    assert until(lambda: not scheduler._running)
     kept = weakref.ref(request), weakref.ref(doubling)
     del request, doubling
     assert until(lambda: gc.collect() >= 0 and not any(one() for one in kept))
-
-
-def test_draining_refuses_what_is_new_and_finishes_what_waits(scheduler: Scheduler) -> None:
-    doubling = Doubling()
-    requests = [asked(scheduler, doubling, range(25)), asked(scheduler, doubling, [7])]
-    assert not scheduler.drain(0.01)
-    with pytest.raises(Refusal, match="about to end") as refused:
-        asked(scheduler, doubling, [1])
-    assert refused.value.status == 503
-    doubling.gate.set()
-    assert scheduler.drain(5)
-    assert [len(asyncio.run(one.answers())) for one in requests] == [25, 1]
 
 
 def test_closing_refuses_what_waits_and_ends_the_threads() -> None:
@@ -224,6 +212,9 @@ def test_closing_refuses_what_waits_and_ends_the_threads() -> None:
     scheduler.close()
     with pytest.raises(Refusal, match="ended"):
         asyncio.run(running.answers())
+    with pytest.raises(Refusal, match="about to end") as refused:
+        asked(scheduler, doubling, [1])
+    assert refused.value.status == 503
     assert until(lambda: threading.active_count() == before)
 
 

@@ -228,5 +228,6 @@ def test_a_log_line_and_the_metrics_have_no_text(client, caplog):
     metrics = client.get("/metrics").text
     assert 'keras_transformer_request_count_total{route="/v1/translate",status="200"} 1.0' in metrics
     assert 'keras_transformer_request_failure_total{err="not_found"} 1.0' in metrics
+    assert "keras_transformer_queue_tokens 7.0" in metrics
     assert 'keras_transformer_model_info{model="en-de",sha="abc123"} 1.0' in metrics
     assert "secret" not in caplog.text + metrics
