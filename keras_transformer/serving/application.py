@@ -6,10 +6,12 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,7 +59,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 StrPath: TypeAlias = str | os.PathLike[str]
-RELOADED = a.shape(models=a.several(a.STRING))
+RELOADED = a.shape(models=a.several(a.STRING), is_done=a.BOOLEAN)
 
 
 def application(service: Service, hosts: Collection[str] = LOCAL_HOSTS, loads: bool = True) -> Starlette:
@@ -123,7 +125,13 @@ def all_doors(limits: Limits) -> list[Door]:
         *openai_doors(limits),
         *(replace(door, needs_key=False, needs_models=False) for door in own),
         replace(metrics, needs_models=False, media_type="text/plain"),
-        Door("POST", "/v1/reload", "Loads the models again. Needs a server with keys.", reload, RELOADED),
+        Door(
+            "POST",
+            "/v1/reload",
+            "Loads the models again. Needs keys. 202: each of several processes will; see the log.",
+            reload,
+            RELOADED,
+        ),
     ]
 
 
@@ -158,12 +166,15 @@ async def reload(http: Request, given: dict[str, JSON]) -> Response:
         raise HTTPException(
             403, "models are loaded again by whoever has a key, and this server has no keys: send SIGHUP"
         )
+    if service.supervisor is not None:
+        os.kill(service.supervisor, signal.SIGHUP)
+        return JSONResponse({"models": [*service.host.models], "is_done": False}, 202)
     try:
         await asyncio.to_thread(service.host.load)
     except (RequestError, JobError) as error:  # it tells folders
         log_failure(JobError(error), http.state.request_id)
         raise HTTPException(500, "the models could not be loaded, and those before go on: see the log") from error
-    return JSONResponse({"models": [*service.host.models]})
+    return JSONResponse({"models": [*service.host.models], "is_done": True})
 
 
 def page_routes() -> list[Route]:
@@ -185,25 +196,31 @@ def _file_route(path: Path) -> Route:
 def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
     """Returns what answers the requests of a route, and tells its errors in the route's shape."""
 
+    is_key_in_body = door.body is not None and "api_key" in door.body.fields
+
     async def endpoint(http: Request) -> Response:
         http.state.route = door.path
         service = service_of(http)
         try:
-            is_libre = door.errors == LIBRE  # whose keys are in the body
-            if door.needs_key and not is_libre:
-                require_key(service, http, None)
+            admit = partial(require_key, service, http) if door.needs_key else _anybody
+            if not is_key_in_body:
+                admit(None)
+                admit = _anybody
             if door.needs_models:
                 accept(service, http)
             given: dict[str, JSON] = {}
             if door.body:
-                given = door.body.read(await read_values(http, service.limits.max_body_bytes, door.takes_forms))
-            if door.needs_key and is_libre:
-                require_key(service, http, given["api_key"])
+                most = service.limits.max_body_bytes
+                given = door.body.read(await read_values(http, most, door.takes_forms, admit))
             return await door.answer(http, given)
         except Exception as error:
             return _failed(http, error, door.errors)
 
     return endpoint
+
+
+def _anybody(key: str | None) -> None:
+    """Asks for no key."""
 
 
 def accept(service: Service, http: Request) -> None:

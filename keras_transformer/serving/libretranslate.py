@@ -13,21 +13,10 @@ from keras_transformer.serving import described as a
 from keras_transformer.serving.described import JSON, LIBRE, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import as_list, submitted
-from keras_transformer.serving.service import AUTO, choices, detect_all, service_of
+from keras_transformer.serving.service import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of, service_of
 from keras_transformer.serving.wire import answers_of
 
 FRONTEND_MILLISECONDS = 500  # for which its page waits while someone types
-NAMES = """
-af Afrikaans|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|ca Catalan|cs Czech|cy Welsh|da Danish
-de German|el Greek|en English|eo Esperanto|es Spanish|et Estonian|eu Basque|fa Persian|fi Finnish|fr French|ga Irish
-gl Galician|gu Gujarati|he Hebrew|hi Hindi|hr Croatian|hu Hungarian|hy Armenian|id Indonesian|is Icelandic|it Italian
-ja Japanese|ka Georgian|kk Kazakh|km Khmer|ko Korean|ky Kyrgyz|lo Lao|lt Lithuanian|lv Latvian|mk Macedonian
-ml Malayalam|mn Mongolian|mr Marathi|ms Malay|mt Maltese|my Burmese|nb Norwegian|ne Nepali|nl Dutch|no Norwegian
-pa Punjabi|pl Polish|ps Pashto|pt Portuguese|ro Romanian|ru Russian|si Sinhala|sk Slovak|sl Slovenian|so Somali
-sq Albanian|sr Serbian|sv Swedish|sw Swahili|ta Tamil|te Telugu|th Thai|tl Tagalog|tr Turkish|uk Ukrainian|ur Urdu
-uz Uzbek|vi Vietnamese|zh Chinese
-"""
-ENGLISH_NAMES = dict(one.split(" ", 1) for line in NAMES.split("\n") if line for one in line.split("|"))
 
 
 def libre_doors(limits: Limits) -> list[Door]:
@@ -87,7 +76,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     service, texts, num_others = service_of(http), as_list(given["q"]), int(given["alternatives"])
     chosen = await choices(service, texts, None, given["source"], given["target"])
     beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
-    work = await submitted(texts, chosen, beams, num_others + 1)
+    work = await submitted(service, texts, chosen, beams, num_others + 1)
     http.state.counts = {"texts": len(texts)}
     found = await answers_of(http, work)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}
@@ -124,7 +113,7 @@ async def tell_languages(http: Request, given: dict[str, JSON]) -> Response:
 
 
 def _language(code: str) -> dict[str, str]:
-    return {"code": code, "name": ENGLISH_NAMES.get(code.replace("-", "_").split("_")[0], code)}
+    return {"code": code, "name": LANGUAGE_NAMES.get(language_of(code), code)}
 
 
 async def tell_settings(http: Request, given: dict[str, JSON]) -> Response:

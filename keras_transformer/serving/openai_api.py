@@ -220,7 +220,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     if given["stream"] and len(texts) > 1:
         raise RequestError("expected one text to stream; received several: leave out stream")
     chosen = await choices(service, texts, given["model"], given["source_language"], given["target_language"])
-    work = await submitted(texts, chosen)
+    work = await submitted(service, texts, chosen)
     http.state.counts = {"texts": len(texts)}
     form = Form("trans", "translation", "translation.chunk")
     envelope = form.envelope(http, chosen[0].model.name, given["stream"])

@@ -18,7 +18,17 @@ from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
+from keras_transformer.serving.service import (
+    AUTO,
+    SURE,
+    Choice,
+    Divided,
+    Service,
+    choices,
+    detect_all,
+    service_of,
+    submitting,
+)
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event
 from keras_transformer.spec.search_options import SearchOptions
@@ -176,9 +186,9 @@ def as_list(value: JSON) -> list[str]:
 
 async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
-    texts = as_list(given["text"])
-    chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
-    work = await submitted(texts, chosen, given["beams"], given["n_best"])
+    service, texts = service_of(http), as_list(given["text"])
+    chosen = await choices(service, texts, given["model"], given["source"], given["target"])
+    work = await submitted(service, texts, chosen, given["beams"], given["n_best"])
     http.state.counts = {"texts": len(texts)}
     if given["stream"]:
         return Events(http, _translation_events(work, chosen), work)
@@ -187,7 +197,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
 
 
 async def submitted(
-    texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
+    service: Service, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
 ) -> Divided[list[Hypothesis]]:
     """Asks the chosen models for translations.
 
@@ -200,7 +210,7 @@ async def submitted(
         options = choice.engine.options(num_beams=beams, n_best=n_best)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
-    return await submitting(texts, lambda: Divided.submit(chosen, submit))
+    return await submitting(texts, lambda: Divided.submit(chosen, submit), service.host.scheduler.room)
 
 
 def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice]) -> JSON:
@@ -241,7 +251,7 @@ async def generation(
     engine, stops = model.engine, as_list(given["stop"] or [])
     assert isinstance(engine, GenerationEngine)
     options = generation_options(engine, given)
-    return await submitting(prompts, lambda: engine.submit(prompts, max_tokens, options, stops))
+    return await submitting(prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
 
 
 def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:

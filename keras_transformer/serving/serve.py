@@ -37,7 +37,9 @@ KEEP_ALIVE_SECONDS = 30
 UNREAD_SECONDS = 60.0  # in which a client must go on reading an answer
 GRACEFUL_SECONDS = 5  # for connections that are open when all answers were given
 ONE_SIGNAL_SECONDS = 1.0  # in which the same signal may come from the group and from the supervisor
+MOST_CONNECTIONS = 900  # beyond which requests are refused by 503; systems let a process open 1,024 files
 BACKLOG = 2_048
+PAUSES = (1.0, 60.0)  # seconds before a process that could not begin is tried again: at first, and at most
 TICK = 0.02  # seconds between two looks whether all answers were sent
 
 
@@ -129,6 +131,8 @@ def run_server(arguments: argparse.Namespace, listener: socket.socket, on_ready:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     threads = arguments.threads or max(1, num_cores() // arguments.processes)
     service = made_service(named_folders(arguments.models), limits, arguments.keys, threads, arguments.prefix)
+    if parent := multiprocessing.parent_process():
+        service.supervisor = parent.pid
     bound = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     app = application(service, [*LOCAL_HOSTS, bound, *arguments.allow_host], loads=False)
     _log_to_standard_error()
@@ -207,6 +211,7 @@ def server_of(app: Starlette) -> Server:
         app, http=_protocol(), ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, backlog=BACKLOG,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES, timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     return Server(config)
 
@@ -287,7 +292,7 @@ class Running:
 
 
 class Supervisor:
-    """Several processes that accept clients at one socket. One that was killed is replaced.
+    """Several processes that accept clients at one socket. One that ends is replaced, as soon as that can be.
 
     Args:
         arguments: of the command.
@@ -303,16 +308,16 @@ class Supervisor:
         """Serves until a signal comes.
 
         Raises:
-            JobError: a process ended, though nobody asked it to.
+            JobError: not one process could begin.
         """
         try:
             signal.signal(signal.SIGHUP, lambda number, frame: self._send(signal.SIGHUP))
             line = self._start()  # alone, so that what is wrong is told once
-            for _ in range(self._arguments.processes - 1):
-                self._start()
+            self._start_others()
             say(f"{line} in {self._arguments.processes} processes")
             while True:
-                self._replace_killed()
+                self._forget_ended()
+                self._start_others()
         except Stopped:
             pass
         finally:
@@ -331,15 +336,26 @@ class Supervisor:
             return str(receiver.recv())
         except EOFError:
             child.join()
+            self._children.remove(child)
             raise JobError(f"a process of the server could not begin; it ended with {child.exitcode}") from None
 
-    def _replace_killed(self) -> None:
-        """Waits until processes end, and starts others in their places."""
+    def _start_others(self) -> None:
+        """Starts processes in the places of those that are not there; what cannot begin is tried again."""
+        pause, longest = PAUSES
+        while len(self._children) < self._arguments.processes:
+            try:
+                self._start()
+            except JobError as error:
+                warn(f"{error}: trying again in {pause:g} s; {sum(one.is_alive() for one in self._children)} serve")
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def _forget_ended(self) -> None:
+        """Waits until processes end."""
         wait([child.sentinel for child in self._children])
         for child in [one for one in self._children if not one.is_alive()]:
             self._children.remove(child)
             warn(f"a process ended with {child.exitcode}: another one takes its place")
-            self._start()
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:

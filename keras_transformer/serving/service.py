@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import required
 from keras_transformer.serving.answering import AnswerEngine
-from keras_transformer.serving.batching import Part
+from keras_transformer.serving.batching import Part, Room
 from keras_transformer.serving.described import JSON
 from keras_transformer.serving.hosting import Host, Hosted, Limits
 from keras_transformer.serving.keys import Keys
@@ -32,6 +33,29 @@ AUTO = "auto"  # in place of a language: the server detects it
 MOST_TOLD = 8  # names in a message
 MOST_DETECTED, LEAST_DETECTED = 100_000, 200  # characters of all texts together, and of each, that tell the language
 MOST_AT_ONCE = 4_000  # characters that are read between two events
+MOST_CHARACTERS = 16  # of a token: so many are at least one, before a text is divided into tokens
+# Languages: as ISO 639-1 spells them and those who detect, as other models do, and in English.
+LANGUAGES = """
+af afr Afrikaans|am amh Amharic|an arg Aragonese|ar ara,arb Arabic|as asm Assamese|az aze,azj Azerbaijani|ba bak Bashkir
+be bel Belarusian|bg bul Bulgarian|bn ben Bengali|br bre Breton|bs bos Bosnian|ca cat Catalan|cs ces Czech|cy cym Welsh
+da dan Danish|de deu German|dz dzo Dzongkha|el ell Greek|en eng English|eo epo Esperanto|es spa Spanish
+et est,ekk Estonian|eu eus Basque|fa fas,pes Persian|fi fin Finnish|fo fao Faroese|fr fra French|fy fry Frisian
+ga gle Irish|gd gla Gaelic|gl glg Galician|gu guj Gujarati|ha hau Hausa|he heb Hebrew|hi hin Hindi|hr hrv Croatian
+ht hat Haitian|hu hun Hungarian|hy hye Armenian|id ind Indonesian|ig ibo Igbo|is isl Icelandic|it ita Italian
+ja jpn Japanese|jv jav Javanese|ka kat Georgian|kk kaz Kazakh|km khm Khmer|kn kan Kannada|ko kor Korean
+ku kur,kmr,ckb Kurdish|ky kir Kyrgyz|la lat Latin|lb ltz Luxembourgish|lg lug Ganda|ln lin Lingala|lo lao Lao
+lt lit Lithuanian|lv lav,lvs Latvian|mg mlg,plt Malagasy|mk mkd Macedonian|ml mal Malayalam|mn mon,khk Mongolian
+mr mar Marathi|ms msa,zsm Malay|mt mlt Maltese|my mya Burmese|ne nep,npi Nepali|nl nld Dutch|nn nno Nynorsk
+no nor,nob,nb Norwegian|oc oci Occitan|om orm,gaz Oromo|or ori,ory Odia|pa pan Punjabi|pl pol Polish|ps pus,pbt Pashto
+pt por Portuguese|qu que,quy Quechua|ro ron Romanian|ru rus Russian|rw kin Kinyarwanda|sa san Sanskrit|se sme Sami
+si sin Sinhala|sk slk Slovak|sl slv Slovenian|sn sna Shona|so som Somali|sq sqi,als Albanian|sr srp Serbian
+st sot Sotho|sv swe Swedish|sw swa,swh Swahili|ta tam Tamil|te tel Telugu|tg tgk Tajik|th tha Thai|tk tuk Turkmen
+tl tgl,fil Tagalog|tr tur Turkish|tt tat Tatar|ug uig Uyghur|uk ukr Ukrainian|ur urd Urdu|uz uzb,uzn Uzbek
+vi vie Vietnamese|vo vol Volapük|wa wln Walloon|xh xho Xhosa|yo yor Yoruba|zh zho,cmn Chinese|zu zul Zulu
+"""
+_ROWS = [row.split() for row in re.split(r"[|\n]", LANGUAGES.strip())]
+LANGUAGE_NAMES = {code: name for code, _, name in _ROWS}
+_SPELLED = {other: code for code, others, _ in _ROWS for other in others.split(",")}
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 _loading = threading.Lock()
@@ -46,12 +70,14 @@ class Service:
         telemetry: the metrics.
         keys: of clients; without any, whoever reaches the server may ask.
         prefix: the path before all routes, behind a proxy.
+        supervisor: the process that has all of several load their models again at SIGHUP, if there is one.
     """
 
     host: Host
     telemetry: Telemetry
     keys: Keys | None = None
     prefix: str = ""
+    supervisor: int | None = None
     is_draining: bool = False
     num_accepted: int = 0  # requests that will have an answer before the server ends
 
@@ -129,18 +155,28 @@ def detected(text: str, languages: Iterable[str]) -> Detected:
         languages: the codes that are served; of such as "de_DE" the first part counts.
     """
     ranked = dict(_identifier().rank(text[:MOST_READ]))
-    shares = {code: ranked[_known(code)] for code in languages if _known(code) in ranked}
+    shares = {code: ranked[language_of(code)] for code in languages if language_of(code) in ranked}
     whole = sum(shares.values())
     if not whole:
         return Detected([])
     candidates = sorted(((code, share / whole) for code, share in shares.items()), key=lambda one: (-one[1], one[0]))
     first = next(iter(ranked))
-    is_other = ranked[first] >= SURE and first not in map(_known, shares)
+    is_other = ranked[first] >= SURE and first not in map(language_of, shares)
     return Detected(candidates, first if is_other else None)
 
 
-def _known(code: str) -> str:
-    return code.replace("-", "_").split("_")[0].lower()
+def language_of(code: str) -> str:
+    """Returns the language of a code, such as "en" for "en", "eng_Latn" and "en-GB"."""
+    spelled = re.split("[-_]", code.lower())[0]
+    return _SPELLED.get(spelled, spelled)
+
+
+def is_meant(asked: str | None, code: str) -> bool:
+    """Whether a client means a model's language: any if it asks for none; each script and region if it names none."""
+    if asked in (None, code):
+        return True
+    details = {re.split("[-_]", one.lower(), maxsplit=1)[1] for one in (asked, code) if re.search("[-_]", one)}
+    return language_of(asked) == language_of(code) and len(details) < 2
 
 
 def _identifier() -> LanguageIdentifier:
@@ -205,8 +241,9 @@ async def choices(
         (model, pair)
         for model in models
         for pair in model.pairs
-        if source in (None, pair[0]) and target in (None, pair[1])
+        if is_meant(source, pair[0]) and is_meant(target, pair[1])
     ]
+    fitting.sort(key=lambda found: (found[1][0] != source) + (found[1][1] != target))  # as it is spelled, if it is
     targets = {pair[1] for _, pair in fitting}
     if not fitting:
         known = ", ".join(f"{one}-{other}" for one, other in [*dict.fromkeys(service.pairs())][:MOST_TOLD])
@@ -217,7 +254,7 @@ async def choices(
         )
     by_source = {pair[0]: Choice(model, *pair) for model, pair in reversed(fitting)}
     if source is not None:
-        return [by_source[source]] * len(texts)
+        return [Choice(fitting[0][0], *fitting[0][1])] * len(texts)
     found = await asyncio.to_thread(detect_all, service, texts)
     return [_chosen(by_source, one) for one in found]
 
@@ -254,8 +291,14 @@ def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
     return [detected(text[:most], languages) for text in texts]
 
 
-async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result]) -> Result:
-    """Submits work; a thread reads what is long, so that no other client waits for that."""
+async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result], room: Room | None = None) -> Result:
+    """Submits work; a thread reads what is long, so that no other client waits for that.
+
+    Raises:
+        Refusal: texts have no room, which is clear before they are read, or see `submit`.
+    """
+    if room:
+        room.require(sum(map(len, inputs)) // MOST_CHARACTERS)
     is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE
     return submit() if is_short else await asyncio.to_thread(submit)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -26,6 +26,7 @@ LOG = logging.getLogger("keras_transformer.serving")
 BODY_SECONDS = 20.0  # in which a body must have come
 BOUNDARY = re.compile(r"""(?i)\bboundary="?([\w'()+,./:=?-]{1,70})""", re.ASCII)
 PART_NAME = re.compile(rb'(?i)\bname="([^"\r\n]*)"')
+KEY = re.compile(rb"""\"api_key\"\s{0,9}:\s{0,9}(\"(?:[^\"\\\x00-\x1f]|\\.){0,400}\")""")
 MOST_PARAMETERS = 1_000  # bytes of a form's head that are read
 MOST_FIELDS = 2_000  # of a form
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
@@ -68,8 +69,14 @@ async def read_body(http: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
+async def read_values(http: Request, most: int, takes_forms: bool, admit: Callable[[str | None], object]) -> JSON:
     """Returns what a request holds: JSON, or where forms are taken those, and values in the address.
+
+    Args:
+        http: the request.
+        most: the most bytes of its body.
+        takes_forms: whether it may be a form.
+        admit: takes the key in the body, if there is one, before JSON is parsed.
 
     Raises:
         HTTPException: see `read_body`, or the body has another type.
@@ -83,9 +90,11 @@ async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
     body = await read_body(http, most)
     try:
         if is_json:
+            admit(_key_in(body))
             return parse_json(body, object, is_strict=True)
         in_body = _multipart(body, parameters) if kind == "multipart/form-data" else _pairs(body)
         values = _pairs(http.scope["query_string"]) | in_body
+        admit(values.get("api_key"))
         return {name: value.replace("\r\n", "\n") for name, value in values.items()}  # forms end lines with both
     except Mismatch:
         raise
@@ -93,6 +102,13 @@ async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
         raise Mismatch(
             f"expected {'JSON' if is_json else 'a form'} in UTF-8; received another text ({_where(error)})"
         ) from None
+
+
+def _key_in(body: bytes) -> str | None:
+    """Returns the key in JSON, without reading what else there is."""
+    found = KEY.search(body)
+    key = found and parse_json(found[1], object)
+    return key if isinstance(key, str) else None
 
 
 def _where(error: ValueError) -> str:

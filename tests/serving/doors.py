@@ -13,7 +13,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.decoder import Hypothesis
 from keras_transformer.serving.answering import AnswerEngine, Classify
 from keras_transformer.serving.application import LOCAL_HOSTS, application
-from keras_transformer.serving.batching import Part
+from keras_transformer.serving.batching import Part, Room
 from keras_transformer.serving.generating import GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.serve import server_of
@@ -52,6 +52,7 @@ class Engine:
     """Translates, or continues, by writing in capitals. `error` is raised when work is submitted, or `late` after."""
 
     def __init__(self):
+        self.room = Room(1_000, 1.0)
         self.works, self.asked, self.error, self.late, self.never = [], [], None, None, False
 
     def _made(self, answers, parts):
@@ -128,7 +129,7 @@ class Host:
     def __init__(self, *models, limits=None):
         self.models = {model.name: model for model in models}
         self.limits, self.is_ready = limits or Limits(max_texts=5, max_characters=100, max_body_bytes=5_000), True
-        self.waiting_tokens = 7
+        self.waiting_tokens, self.scheduler = 7, SimpleNamespace(room=Room(1_000, 1.0))
         self.num_reloads = 0
 
     def load(self):

@@ -116,7 +116,13 @@ def test_keys_stand_in_the_body_and_are_403_if_they_are_wrong(host):
     body = {"q": "a", "source": "en", "target": "de"}
     assert client.post("/translate", json={**body, "api_key": "one"}).status_code == 200
     assert client.post("/translate", data={**body, "api_key": "one"}).status_code == 200
-    assert client.post("/translate", json={**body, "api_key": "two"}).status_code == 403
+    assert client.post("/translate", json=body, headers={"X-API-Key": "one"}).status_code == 200
+    for wrong in ({**body, "api_key": "two"}, body, {**body, "api_key": 3}):
+        assert client.post("/translate", json=wrong).status_code == 403
+    for key, status in {"two": 403, "one": 400, "\\u006fne": 400}.items():  # no JSON is read before the key is known
+        content = f'{{"api_key": "{key}", "q": [[['.encode()
+        answer = client.post("/translate", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == status
     assert client.post("/detect", data={"q": "a"}).status_code == 403
     assert client.get("/languages").status_code == 200
     assert client.get("/frontend/settings").json()["keyRequired"] is True
@@ -182,7 +188,9 @@ def test_a_completion_is_streamed(client):
     [
         ({"prompt": [1, 2]}, 400), ({"echo": True}, 400), ({"logprobs": 3}, 400), ({"presence_penalty": 1}, 400),
         ({"suffix": "x"}, 400), ({"temperature": -1}, 400), ({"max_tokens": 0}, 400), ({"model": "gpt"}, 404),
-        ({"stop": ["."] * 17}, 413), ({"logprobs": None, "presence_penalty": 0.0}, 200),
+        ({"stop": ["."] * 17}, 413), ({"logprobs": None, "presence_penalty": 0.0, "stop": []}, 200),
+        ({"metadata": {"a": "b"}, "store": True, "user": 3, "logit_bias": {}, "best_of": 1, "suffix": ""}, 200),
+        ({"logit_bias": {"3": 1}}, 400), ({"response_format": {"type": "json_object"}}, 400), ({"tools": [{}]}, 400),
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(client, change, status):
@@ -190,6 +198,7 @@ def test_what_is_not_understood_is_refused(client, change, status):
     assert answer.status_code == status
     if status != 200:
         assert {"message", "type", "param", "code"} == set(answer.json()["error"])
+        assert next(iter(change)) in answer.json()["error"]["message"] or status == 404
 
 
 @pytest.mark.parametrize("content", ["untold", [{"type": "image_url", "image_url": {"url": "x"}}], None])

@@ -96,6 +96,14 @@ def test_slow_headers_and_slow_bodies_are_left(host, monkeypatch):
             assert b"too_slow" in answer
 
 
+def test_connections_are_bounded(host, monkeypatch):
+    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 3)
+    with served(host) as port, connected(port), connected(port) as second, connected(port) as third:
+        for client in (third, second):
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert answer_of(client).startswith(b"HTTP/1.1 503 " if client is third else b"HTTP/1.1 200 ")
+
+
 def test_a_body_that_is_too_large_is_not_read(host):
     with served(host) as port, connected(port) as client:
         client.sendall(a_request("/v1/translate", "", f"X: {'y' * 100}\r\n").replace(b"Length: 0", b"Length: 99999999"))

@@ -48,8 +48,32 @@ def test_a_stream_tells_parts_and_then_the_whole_answer(client):
     assert (name, json.loads(done)) == ("done", whole)
 
 
+def test_languages_are_understood_however_they_are_spelled(client, host):
+    host.models["en-de"].pairs = [("eng_Latn", "zho_Hans"), ("eng_Latn", "zho_Hant"), ("eng_Latn", "deu_Latn")]
+    engine = host.models["en-de"].engine
+    for source, target, expected in [
+        ("en", "de", "deu_Latn"), ("auto", "DE", "deu_Latn"), ("eng_Latn", "deu_Latn", "deu_Latn"),
+        ("en-Latn", "zho_Hant", "zho_Hant"), ("eng", "zh", "zho_Hans"),
+    ]:  # fmt: skip
+        assert translate(client, text=ENGLISH, source=source, target=target).status_code == 200
+        assert engine.asked[-1][2:] == ("eng_Latn", expected)
+    assert translate(client, text="a", source="en", target="zho_Latn").status_code == 400
+    assert translate(client, text="a", source="fr", target="de").json()["model"] == "fr-de"
+    assert client.post("/v1/detect", json={"text": ENGLISH}).json()["language"] == "eng_Latn"
+    assert client.get("/languages").json()[0]["name"] == "English"
+
+
+def test_texts_that_have_no_room_are_refused_before_they_are_read(client, host):
+    host.models["writer"].engine.room.waiting = host.scheduler.room.waiting = 996
+    for body, status in [({"text": "a" * 79}, 200), ({"text": "a" * 80}, 429), ({"text": ["a" * 40] * 2}, 429)]:
+        assert translate(client, **body, source="en").status_code == status
+    assert client.post("/v1/generate", json={"prompt": "a" * 80}).status_code == 429
+    assert client.post("/v1/classify", json={"inputs": ["a" * 90]}).status_code == 200
+    assert len(host.models["en-de"].engine.asked) == 1 and not host.models["writer"].engine.asked
+
+
 def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(client, host):
-    host.models["en-de"].pairs = [("eng_Latn", "de"), ("qqq", "de")]
+    host.models["en-de"].pairs = [("ppp", "de"), ("qqq", "de")]
     host.models["fr-de"].pairs = []
     assert "give source" in translate(client, text=["a"], target="de").json()["error"]["message"]
     host.models["en-de"].pairs = [("qqq", "de")]

@@ -185,7 +185,7 @@ def test_models_are_loaded_again_by_whoever_has_a_key():
     host = a_host()
     assert a_client(host).post("/v1/reload").status_code == 403
     answer = a_client(host, keys=keys_of("one")).post("/v1/reload", headers={"X-API-Key": "one"})
-    assert answer.json()["models"] == ["en-de", "fr-de", "writer", "labels"]
+    assert answer.json() == {"models": ["en-de", "fr-de", "writer", "labels"], "is_done": True}
     assert host.num_reloads == 1
 
 
