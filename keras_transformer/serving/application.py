@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -50,7 +49,7 @@ HEADERS = {
 }  # fmt: skip
 MEDIA_TYPES = {
     ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".json": "application/json",
-    ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".txt": "text/plain",
+    ".svg": "image/svg+xml",
 }  # fmt: skip
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = "*"
@@ -112,26 +111,18 @@ def made_service(
 
 def all_doors(limits: Limits) -> list[Door]:
     """Returns all routes but those of the page."""
-    status = a.shape(status=a.STRING)
-    own = [
-        Door("GET", "/health/live", "Tells that the server runs.", tell_live, status),
-        Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
-        Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}),
-    ]
-    metrics = Door("GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING)
+    status, free = a.shape(status=a.STRING), partial(Door, "GET", needs_key=False, needs_models=False)
+    metrics = partial(Door, "GET", needs_models=False, media_type="text/plain")
+    reloading = "Loads the models again. Needs keys. 202: each of several processes will; see the log."
     return [
         *own_doors(limits),
         *libre_doors(limits),
         *openai_doors(limits),
-        *(replace(door, needs_key=False, needs_models=False) for door in own),
-        replace(metrics, needs_models=False, media_type="text/plain"),
-        Door(
-            "POST",
-            "/v1/reload",
-            "Loads the models again. Needs keys. 202: each of several processes will; see the log.",
-            reload,
-            RELOADED,
-        ),
+        free("/health/live", "Tells that the server runs.", tell_live, status),
+        free("/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
+        free("/openapi.json", "Tells this document.", tell_document, a.OBJECT),
+        metrics("/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING),
+        Door("POST", "/v1/reload", reloading, reload, RELOADED),
     ]
 
 
@@ -282,7 +273,7 @@ class Guard:
         begun, http = time.perf_counter(), Request(scope, receive)
         wished = http.headers.get("x-request-id", "")
         http.state.request_id = wished if REQUEST_ID.fullmatch(wished) else secrets.token_hex(8)
-        http.state.route, http.state.error, http.state.counts, http.state.is_accepted = "other", "", {}, False
+        http.state.route, http.state.error, http.state.num_inputs, http.state.is_accepted = "other", "", 0, False
         self._take_prefix(scope)
         status = 0
 
@@ -334,9 +325,9 @@ class Guard:
     def _note(self, http: Request, status: int, seconds: float) -> None:
         state = http.state
         self.service.telemetry.request(state.route, status, seconds, state.error)
-        counts = "".join(f" {name}={count}" for name, count in state.counts.items())
+        inputs = f" inputs={state.num_inputs}" if state.num_inputs else ""
         method = http.method if http.method in ("GET", "HEAD", "POST") else "other"
         error = f" {state.error}" if state.error else ""
         LOG.info(
-            "%s %s %d %.0fms%s%s id=%s", method, state.route, status, 1000 * seconds, counts, error, state.request_id
+            "%s %s %d %.0fms%s%s id=%s", method, state.route, status, 1000 * seconds, inputs, error, state.request_id
         )

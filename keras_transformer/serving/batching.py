@@ -106,21 +106,6 @@ class Observer(Protocol):
         """Takes one batch: its model and sizes, how long its oldest item waited, if one is new, and how long it ran."""
 
 
-class Waiting(Protocol):
-    """What waits for results, such as a `Request`."""
-
-    is_cancelled: bool
-
-    def deliver(self, place: int, result: object) -> None:
-        """Takes a result, from the worker."""
-
-    def fail(self, error: Exception) -> None:
-        """Takes the error that ends it; the first counts."""
-
-    def on_cancel(self, call: Callable[[], None]) -> None:
-        """Takes what is to be called when the client leaves."""
-
-
 @dataclass(eq=False)
 class Item:
     """What is computed in a batch, such as a sentence.
@@ -139,7 +124,7 @@ class Item:
     payload: object
     num_tokens: int
     place: int
-    request: Waiting
+    request: Request[Any]
     lane: int = INTERACTIVE
     since: float = 0.0
 
@@ -163,7 +148,7 @@ class Request(Generic[Answer]):
         self._results: list[object] = [None] * num_items
         self._num_left = num_items
         self._joined, self._part_of = joined, part_of
-        self._on_cancel: Callable[[], None] = lambda: None
+        self.on_cancel: Callable[[], None] = lambda: None  # what is to be called when the client leaves
         self._told: list[tuple[int, object]] = []  # places, and what is new there
         self._error: Exception | None = None
         self._lock = threading.Lock()
@@ -177,10 +162,6 @@ class Request(Generic[Answer]):
             lambda results: [answer(place, one) for place, one in enumerate(results)],
             lambda place, one: Part(place, 0, 1, answer(place, one)),
         )
-
-    def on_cancel(self, call: Callable[[], None]) -> None:
-        """Takes what is to be called when the client leaves."""
-        self._on_cancel = call
 
     def tell(self, place: int, part: object) -> None:
         """Takes a part of a result that is not whole yet, from the worker."""
@@ -203,7 +184,7 @@ class Request(Generic[Answer]):
     def cancel(self) -> None:
         """Tells that the client left: what waits leaves the queue, and what runs for nobody is ended."""
         self.is_cancelled = True
-        self._on_cancel()
+        self.on_cancel()
 
     @property
     def has_ended(self) -> bool:
@@ -294,7 +275,7 @@ class Scheduler:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Waiting, items: Sequence[Item]) -> None:
+    def submit(self, request: Request[Any], items: Sequence[Item]) -> None:
         """Puts the items of a request into the queue.
 
         Raises:
@@ -310,10 +291,10 @@ class Scheduler:
                 item.lane, item.since = lane, time.monotonic()
                 self._waiting[lane].setdefault(item.batched, []).append(item)
             self.room.waiting += num_tokens
-            request.on_cancel(lambda: self._withdraw(request))
+            request.on_cancel = lambda: self._withdraw(request)
             self._changed.notify(len(items))
 
-    def _withdraw(self, request: Waiting) -> None:
+    def _withdraw(self, request: Request[Any]) -> None:
         """Takes a request out of the queue, and ends the batches that run for nobody."""
         with self._changed:
             for lane in self._waiting:

@@ -334,7 +334,7 @@ class GenerationEngine:
         num_tokens = sum(row.num_tokens for row in rows)
         with self._changed:
             self.room.require(num_tokens)
-            request.on_cancel(lambda: self._withdraw(request))
+            request.on_cancel = lambda: self._withdraw(request)
             self._waiting = sorted([*self._waiting, *rows], key=lambda row: row.due)
             self.room.waiting += num_tokens
             self._changed.notify_all()

@@ -76,8 +76,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     service, texts, num_others = service_of(http), as_list(given["q"]), int(given["alternatives"])
     chosen = await choices(service, texts, None, given["source"], given["target"])
     beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
-    work = await submitted(service, texts, chosen, beams, num_others + 1)
-    http.state.counts = {"texts": len(texts)}
+    work = await submitted(http, texts, chosen, beams, num_others + 1)
     found = await answers_of(http, work)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}
     if given["source"] == AUTO:

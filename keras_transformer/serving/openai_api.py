@@ -181,8 +181,7 @@ def _text_of(content: JSON) -> str:
 
 async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
     model = service_of(http).named(given["model"], "generate")
-    work = await generation(model, prompts, most, given)
-    http.state.counts = {"texts": len(prompts)}
+    work = await generation(http, model, prompts, most, given)
     if given["stream"]:
         has_usage = (given["stream_options"] or {}).get("include_usage", False)
         return Events(http, _chunks(http, work, form, model.name, given["n"], has_usage), work, OPENAI)
@@ -220,8 +219,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     if given["stream"] and len(texts) > 1:
         raise RequestError("expected one text to stream; received several: leave out stream")
     chosen = await choices(service, texts, given["model"], given["source_language"], given["target_language"])
-    work = await submitted(service, texts, chosen)
-    http.state.counts = {"texts": len(texts)}
+    work = await submitted(http, texts, chosen)
     form = Form("trans", "translation", "translation.chunk")
     envelope = form.envelope(http, chosen[0].model.name, given["stream"])
     if given["stream"]:

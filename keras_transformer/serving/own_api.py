@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -18,17 +18,7 @@ from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import (
-    AUTO,
-    SURE,
-    Choice,
-    Divided,
-    Service,
-    choices,
-    detect_all,
-    service_of,
-    submitting,
-)
+from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event
 from keras_transformer.spec.search_options import SearchOptions
@@ -166,11 +156,8 @@ def about(model: Hosted, limits: Limits) -> JSON:
         "sha": model.identity,
         "certificate": {"holds": model.holds, "artefacts": artefacts},
         **_of_engine(model),
-        "limits": {
-            "max_texts": limits.max_texts, "max_characters": limits.max_characters, "max_beams": limits.max_beams,
-            "max_new_tokens": limits.max_new_tokens, "max_body_bytes": limits.max_body_bytes, "seconds": limits.seconds,
-        },
-    }  # fmt: skip
+        "limits": asdict(limits),
+    }
 
 
 def _of_engine(model: Hosted) -> JSON:
@@ -186,10 +173,9 @@ def as_list(value: JSON) -> list[str]:
 
 async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
-    service, texts = service_of(http), as_list(given["text"])
-    chosen = await choices(service, texts, given["model"], given["source"], given["target"])
-    work = await submitted(service, texts, chosen, given["beams"], given["n_best"])
-    http.state.counts = {"texts": len(texts)}
+    texts = as_list(given["text"])
+    chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
+    work = await submitted(http, texts, chosen, given["beams"], given["n_best"])
     if given["stream"]:
         return Events(http, _translation_events(work, chosen), work)
     found = await answers_of(http, work)
@@ -197,7 +183,7 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
 
 
 async def submitted(
-    service: Service, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
+    http: Request, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
 ) -> Divided[list[Hypothesis]]:
     """Asks the chosen models for translations.
 
@@ -210,7 +196,8 @@ async def submitted(
         options = choice.engine.options(num_beams=beams, n_best=n_best)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
-    return await submitting(texts, lambda: Divided.submit(chosen, submit), service.host.scheduler.room)
+    room = service_of(http).host.scheduler.room
+    return await submitting(http, texts, lambda: Divided.submit(chosen, submit), room)
 
 
 def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice]) -> JSON:
@@ -240,7 +227,7 @@ async def _translation_events(work: Divided[list[Hypothesis]], chosen: Sequence[
 
 
 async def generation(
-    model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
+    http: Request, model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
 ) -> Work[list[Generated]]:
     """Asks a model for texts that begin with prompts, as the values of a body say.
 
@@ -251,7 +238,7 @@ async def generation(
     engine, stops = model.engine, as_list(given["stop"] or [])
     assert isinstance(engine, GenerationEngine)
     options = generation_options(engine, given)
-    return await submitting(prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
+    return await submitting(http, prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
 
 
 def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:
@@ -273,22 +260,14 @@ def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> Sear
 async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
     prompts, model = as_list(given["prompt"]), service_of(http).named(given["model"], "generate")
-    work = await generation(model, prompts, given["max_tokens"], given)
-    http.state.counts = {"texts": len(prompts)}
+    work = await generation(http, model, prompts, given["max_tokens"], given)
     if given["stream"]:
         return Events(http, _generation_events(work, model), work)
     return JSONResponse(_texts(await answers_of(http, work), model))
 
 
 def _texts(found: list[list[Generated]], model: Hosted) -> JSON:
-    texts = [
-        {
-            "text": best.text, "finish_reason": best.finish_reason, "log_prob": best.log_prob,
-            "num_prompt_tokens": best.num_prompt_tokens, "num_tokens": best.num_tokens,
-        }
-        for best, *_ in found
-    ]  # fmt: skip
-    return {"texts": texts, "model": model.name}
+    return {"texts": [best._asdict() for best, *_ in found], "model": model.name}
 
 
 async def _generation_events(work: Work[list[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
@@ -305,8 +284,7 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
         options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
         engine = model.engine
         assert isinstance(engine, AnswerEngine)
-        work = await submitting(given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
-        http.state.counts = {"inputs": len(given["inputs"])}
+        work = await submitting(http, given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
         return JSONResponse({"answers": await answers_of(http, work), "model": model.name})
 
     return answer

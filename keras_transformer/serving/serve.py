@@ -239,8 +239,9 @@ class Running:
             RequestError, JobError: a model cannot be served.
         """
         loop = asyncio.get_running_loop()
-        for number, call in ((signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload)):
-            loop.add_signal_handler(number, call)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         if parent := multiprocessing.parent_process():  # without a supervisor nobody would end this process
             loop.add_reader(parent.sentinel, self._without_supervisor)
         serving = asyncio.create_task(self.server.serve([self.listener]))
@@ -260,7 +261,7 @@ class Running:
                 self.server.should_exit = self.server.force_exit = True
             return
         self.service.is_draining, self.asked_at = True, time.monotonic()
-        self._start(self._drain)
+        self._start(self._drain())
 
     def _without_supervisor(self) -> None:
         if not self.service.is_draining:
@@ -272,11 +273,8 @@ class Running:
             await asyncio.sleep(TICK)
         self.server.should_exit = True
 
-    def reload(self) -> None:
-        """Loads the models again; those that answer go on if that fails."""
-        self._start(self._reload)
-
     async def _reload(self) -> None:
+        """Loads the models again; those that answer go on if that fails."""
         from keras_transformer.serving.batching import Refusal
 
         try:
@@ -285,8 +283,8 @@ class Running:
         except (RequestError, JobError, Refusal, OSError) as error:
             warn(f"the models were not loaded again, and those before go on: {error}")
 
-    def _start(self, call: Callable[[], Coroutine[object, object, None]]) -> None:
-        task = asyncio.get_running_loop().create_task(call())
+    def _start(self, call: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(call)
         self.tasks.add(task)  # a task that nobody holds may vanish
         task.add_done_callback(self.tasks.discard)
 
@@ -365,8 +363,5 @@ class Supervisor:
 
 
 def _serve_in_child(arguments: argparse.Namespace, listener: socket.socket, sender: Connection) -> None:
-    def on_ready(line: str) -> None:
-        sender.send(line)
-
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # before there is something to load again
-    sys.exit(exit_status(lambda: run_server(arguments, listener, on_ready)))
+    sys.exit(exit_status(lambda: run_server(arguments, listener, sender.send)))

@@ -291,12 +291,15 @@ def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
     return [detected(text[:most], languages) for text in texts]
 
 
-async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result], room: Room | None = None) -> Result:
-    """Submits work; a thread reads what is long, so that no other client waits for that.
+async def submitting(
+    http: Request, inputs: Sequence[JSON], submit: Callable[[], Result], room: Room | None = None
+) -> Result:
+    """Submits work for a client, and notes how much; a thread reads what is long, so that nobody else waits for that.
 
     Raises:
         Refusal: texts have no room, which is clear before they are read, or see `submit`.
     """
+    http.state.num_inputs = len(inputs)
     if room:
         room.require(sum(map(len, inputs)) // MOST_CHARACTERS)
     is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE

@@ -14,7 +14,7 @@ from keras_transformer.decoding.decoder import Hypothesis
 from keras_transformer.serving.answering import AnswerEngine, Classify
 from keras_transformer.serving.application import LOCAL_HOSTS, application
 from keras_transformer.serving.batching import Part, Room
-from keras_transformer.serving.generating import GenerationEngine
+from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.serve import server_of
 from keras_transformer.serving.service import Service
@@ -93,9 +93,7 @@ class Writes(Engine, GenerationEngine):
         self.asked.append((list(prompts), max_tokens, options, list(stop)))
 
         def written(text, num_tokens, reason):
-            return SimpleNamespace(
-                text=text, num_prompt_tokens=3, num_tokens=num_tokens, finish_reason=reason, log_prob=-1.5
-            )
+            return Generated(text, 3, num_tokens, reason, -1.5)
 
         answers = [[written(f"{prompt} a b", 2, "stop")] * options.n_best for prompt in prompts]
         parts = [

@@ -65,8 +65,8 @@ def test_languages_are_understood_however_they_are_spelled(client, host):
 
 def test_texts_that_have_no_room_are_refused_before_they_are_read(client, host):
     host.models["writer"].engine.room.waiting = host.scheduler.room.waiting = 996
-    for body, status in [({"text": "a" * 79}, 200), ({"text": "a" * 80}, 429), ({"text": ["a" * 40] * 2}, 429)]:
-        assert translate(client, **body, source="en").status_code == status
+    for text, status in (("a" * 79, 200), ("a" * 80, 429), (["a" * 40] * 2, 429)):
+        assert translate(client, text=text, source="en").status_code == status
     assert client.post("/v1/generate", json={"prompt": "a" * 80}).status_code == 429
     assert client.post("/v1/classify", json={"inputs": ["a" * 90]}).status_code == 200
     assert len(host.models["en-de"].engine.asked) == 1 and not host.models["writer"].engine.asked
@@ -247,7 +247,7 @@ def test_a_log_line_and_the_metrics_have_no_text(client, caplog):
         client.get("/secret")
     line, other = [record.getMessage() for record in caplog.records]
     assert line.startswith("POST /v1/translate 200 ")
-    assert line.endswith(f"ms texts=2 id={answer.headers['x-request-id']}")
+    assert line.endswith(f"ms inputs=2 id={answer.headers['x-request-id']}")
     assert other.startswith("GET other 404 ")
     metrics = client.get("/metrics").text
     assert 'keras_transformer_request_count_total{route="/v1/translate",status="200"} 1.0' in metrics
