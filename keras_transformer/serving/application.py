@@ -28,12 +28,10 @@ from keras_transformer.serving import described as a
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.described import JSON, LIBRE, OWN, Door, openapi
 from keras_transformer.serving.hosting import Host, Limits
-from keras_transformer.serving.keys import Keys
 from keras_transformer.serving.libretranslate import libre_doors
 from keras_transformer.serving.openai_api import openai_doors
 from keras_transformer.serving.own_api import own_doors
-from keras_transformer.serving.service import Service, service_of
-from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.service import Keys, Service, Telemetry, service_of
 from keras_transformer.serving.wire import CLOSE, LOG, failure_of, log_failure, read_values
 
 PAGE = Path(__file__).parent / "page"

@@ -10,10 +10,11 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, whole
 from keras_transformer.serving import described as a
+from keras_transformer.serving.choosing import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of
 from keras_transformer.serving.described import JSON, LIBRE, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import as_list, submitted
-from keras_transformer.serving.service import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of, service_of
+from keras_transformer.serving.service import service_of
 from keras_transformer.serving.wire import answers_of
 
 FRONTEND_MILLISECONDS = 500  # for which its page waits while someone types

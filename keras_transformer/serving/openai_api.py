@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import list_of, object_of, one_of
 from keras_transformer.serving import described as a
+from keras_transformer.serving.choosing import AUTO, choices
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import DRAWING, MOST_STOPS, as_list, generation, submitted
-from keras_transformer.serving.service import AUTO, choices, service_of
+from keras_transformer.serving.service import service_of
 from keras_transformer.serving.wire import Events, Work, answers_of, event
 
 if TYPE_CHECKING:

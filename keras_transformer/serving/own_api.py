@@ -15,10 +15,11 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import list_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.answering import AnswerEngine
+from keras_transformer.serving.choosing import AUTO, SURE, Choice, Divided, choices, detect_all, submitting
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
+from keras_transformer.serving.service import service_of
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event
 from keras_transformer.spec.search_options import SearchOptions

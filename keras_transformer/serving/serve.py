@@ -70,7 +70,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """
     import uvicorn  # noqa: F401 (the extra is missing, or not, before anything else happens)
 
-    from keras_transformer.serving.keys import new_key
+    from keras_transformer.serving.service import new_key
 
     if arguments.new_key:
         for line in new_key(arguments.new_key):

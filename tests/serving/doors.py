@@ -17,8 +17,7 @@ from keras_transformer.serving.batching import Part, Room
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.serve import server_of
-from keras_transformer.serving.service import Service
-from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.service import Service, Telemetry
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.spec.search_options import SearchOptions
 

@@ -11,7 +11,7 @@ import pytest
 from keras_transformer.core.errors import RequestError
 from keras_transformer.serving import wire
 from keras_transformer.serving.batching import Refusal
-from keras_transformer.serving.keys import Client, Keys, new_key
+from keras_transformer.serving.service import Client, Keys, new_key
 from tests.serving.doors import a_client, a_host
 
 JSON = {"Content-Type": "application/json"}

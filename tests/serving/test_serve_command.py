@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 import keras_transformer.serving
 from keras_transformer.runs.export_folder import OF_DEMO
-from keras_transformer.serving.keys import new_key
+from keras_transformer.serving.service import new_key
 from tests.serving.test_connections import until
 
 SERVE = [sys.executable, "-m", "keras_transformer", "serve"]
