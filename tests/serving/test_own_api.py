@@ -8,7 +8,8 @@ import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.serving.batching import Refusal
-from tests.serving.doors import a_client, events_of
+from keras_transformer.serving.hosting import Limits
+from tests.serving.doors import a_client, a_host, events_of
 
 ENGLISH = "Good morning, how are you doing today, my friend?"
 FRENCH = "Bonjour, comment allez-vous aujourd'hui, mon ami ?"
@@ -80,31 +81,25 @@ def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(clie
     assert translate(client, text="a").json()["translations"][0]["detected"] == {"language": "qqq", "confidence": 0.0}
 
 
-def test_long_texts_are_read_in_a_thread(host):
-    object.__setattr__(host.limits, "max_characters", 10_000)
-    object.__setattr__(host.limits, "max_body_bytes", 100_000)
-    engine, threads = host.models["en-de"].engine, []
+def test_long_texts_are_read_in_a_thread():
+    host, threads = a_host(Limits(max_characters=10_000)), []
+    engine = host.models["en-de"].engine
     submit = engine.submit
-
-    def noted(*given):
-        threads.append(threading.current_thread())
-        return submit(*given)
-
-    engine.submit = noted
-    client = a_client(host)
-    with client:
+    engine.submit = lambda *given: threads.append(threading.current_thread()) or submit(*given)
+    with a_client(host) as client:
         for text in ("a", "a" * 5_000):
             translate(client, text=text, source="en")
     assert threads[0] is not threads[1]
 
 
-def test_options_go_to_the_engine(client, host):
+def test_options_go_to_the_engine_and_beams_are_not_streamed(client, host):
     translate(client, text="a", source="en", beams=7, n_best=3)
     options = host.models["en-de"].engine.asked[0][1]
     assert (options.num_beams, options.n_best) == (7, 3)
     client.post("/v1/generate", json={"prompt": "x", "max_tokens": 9, "temperature": 0.5, "seed": 4, "stop": ["."]})
     prompts, max_tokens, options, stop = host.models["writer"].engine.asked[0]
     assert (prompts, max_tokens, options.temperature, options.seed, stop) == (["x"], 9, 0.5, 4, ["."])
+    assert client.post("/v1/generate", json={"prompt": "x", "beams": 4, "stream": True}).status_code == 400
 
 
 def test_texts_are_continued(client):
@@ -114,10 +109,6 @@ def test_texts_are_continued(client):
     stream = events_of(client.post("/v1/generate", json={"prompt": "x", "stream": True}).text)
     assert [json.loads(data)["text"] for name, data in stream if name == "item"] == ["x a", " b"]
     assert json.loads(stream[-1][1])["texts"] == told["texts"][:1]
-
-
-def test_beams_are_not_streamed(client):
-    assert client.post("/v1/generate", json={"prompt": "x", "beams": 4, "stream": True}).status_code == 400
 
 
 def test_other_tasks_have_a_route(client, host):
@@ -143,11 +134,8 @@ def test_models_are_told_to_clients_of_both_kinds(client):
     assert (first["source_language"], first["target_language"], first["pairs"]) == ("en", "de", [["en", "de"]])
     assert first["certificate"] == {"holds": True, "artefacts": [{"name": "onnx/x.onnx", "holds": True}]}
     assert [one["id"] for one in told["data"]] == ["en-de", "fr-de", "writer", "labels"]
-    assert (first["beams"], told["models"][2]["context_length"], told["models"][3]["does"]) == (
-        4,
-        64,
-        ["classify", "embed"],
-    )
+    of_engines = first["beams"], told["models"][2]["context_length"], told["models"][3]["does"]
+    assert of_engines == (4, 64, ["classify", "embed"])
 
 
 @pytest.mark.parametrize(
@@ -206,8 +194,8 @@ def test_an_error_within_a_stream_is_its_last_event(client, host):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_time_outs_are_told_and_end_the_work(host, stream):
-    object.__setattr__(host.limits, "seconds", 0.05)
+def test_time_outs_are_told_and_end_the_work(stream):
+    host = a_host(Limits(seconds=0.05))
     engine = host.models["en-de"].engine
     engine.never = True
     answer = translate(a_client(host), text="a", source="en", stream=stream)
