@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.pipelines import pipeline_of
 from keras_transformer.runs.run_folder import config_of
-from keras_transformer.serving.answering import AnswerEngine, ClassifyImages
+from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.batching import Refusal, Scheduler
 from tests.golden.stored import unpack
 
@@ -116,9 +115,11 @@ def test_images_are_files_in_base64(engines, tmp_path):
     for wrong in ("no base64!", 7):
         with pytest.raises(RequestError, match="their files in base64"):
             engine.submit([wrong], "classify")
-    broken = io.BytesIO(b"no image").getvalue()
     with pytest.raises(RequestError, match="cannot be read: it is no image"):
-        answers(engine, [base64.b64encode(broken).decode()])
+        answers(engine, [base64.b64encode(b"no image").decode()])
+    Image.new("1", (5_000, 5_000)).save(large := tmp_path / "large.png")
+    with pytest.raises(Refusal, match="expected images of at most 16,777,216 pixels; received 5000×5000"):
+        engine.submit([base64.b64encode(large.read_bytes()).decode()], "classify")
     assert answers(engine, encoded) == expected
 
 
@@ -137,7 +138,9 @@ def test_clients_share_batches(engines):
     assert sum(batches.sizes) == 24 and len(batches.sizes) < 6
 
 
-def test_what_is_asked_wrongly_is_refused(engines):
+def test_what_is_asked_wrongly_is_refused(engines, scheduler):
+    with pytest.raises(RequestError, match="expected a model that classifies, fills, embeds or recommends"):
+        AnswerEngine("other", type("Other", (), {"task": "translation"})(), scheduler)
     cases: list[tuple[str, str, Any, str]] = [
         ("classification", "classify", 3, "expected texts as inputs"),
         ("next-item", "recommend", "a\tb", "expected histories as inputs"),
@@ -149,15 +152,3 @@ def test_what_is_asked_wrongly_is_refused(engines):
     with pytest.raises(Refusal, match=r"expected texts of at most \d+ tokens") as error:
         engines["classification"].submit(["cat " * 999], "embed")
     assert (error.value.status, error.value.code) == (413, "too_long")
-
-
-def test_a_model_that_searches_is_none(scheduler):
-    with pytest.raises(RequestError, match="expected a model that classifies, fills, embeds or recommends"):
-        AnswerEngine("other", type("Other", (), {"task": "translation"})(), scheduler)
-
-
-def test_an_image_of_many_pixels_is_refused_by_its_head() -> None:
-    content = io.BytesIO()
-    Image.new("1", (5_000, 5_000)).save(content, "PNG")
-    with pytest.raises(Refusal, match="expected images of at most 16,777,216 pixels; received 5000×5000"):
-        ClassifyImages("some", None).read(base64.b64encode(content.getvalue()).decode())

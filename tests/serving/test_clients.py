@@ -1,6 +1,7 @@
 """Clients of other servers are understood: requests as their own code sends them, answers in the types they take."""
 
 import json
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -16,7 +17,7 @@ EN_DE = {"source": "en", "target": "de"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 JSON = {"Content-Type": "application/json", "accept": "application/json"}
 SUBTITLES = b'{"q": "Line one\\r\\nLine \\"two\\"", "source": "en", "target": "de"}'
-SENT = {
+SENT: dict[str, tuple[dict[str, Any], Any]] = {
     "Weblate": ({"json": {"api_key": "", "q": ["one", "two"], **EN_DE}}, ["ONE", "TWO"]),
     "Weblate before": ({"data": {"api_key": "", "q": "one\r\ntwo", **EN_DE}}, "ONE\nTWO"),
     "Linguist": ({"json": {"q": "one", **EN_DE, "format": "text"}}, "ONE"),

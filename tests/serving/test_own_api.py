@@ -85,7 +85,12 @@ def test_long_texts_are_read_in_a_thread():
     host, threads = a_host(Limits(max_characters=10_000)), []
     engine = host.models["en-de"].engine
     submit = engine.submit
-    engine.submit = lambda *given: threads.append(threading.current_thread()) or submit(*given)
+
+    def noted(*given):
+        threads.append(threading.current_thread())
+        return submit(*given)
+
+    engine.submit = noted
     with a_client(host) as client:
         for text in ("a", "a" * 5_000):
             translate(client, text=text, source="en")
