@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -62,7 +62,7 @@ class Verb(NamedTuple):
 
     read: Callable[[Pipe, JSON], Read]
     run: Callable[..., Iterable[dict[str, JSON]]]
-    defaults: Mapping[str, JSON] = {}
+    defaults: tuple[tuple[str, JSON], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,16 @@ def verbs_of(pipeline: Pipeline) -> dict[str, Verb]:
     if pipeline.task == "images":
         return {"classify": Verb(_read_image, _classify_images)}
     if isinstance(pipeline, Recommender):
-        return {
-            "recommend": Verb(_read_history, _recommend, {"count": 10, "only_new": False}),
-            "embed": Verb(_read_history, _embed),
-        }
+        recommend = Verb(_read_history, _recommend, (("count", 10), ("only_new", False)))
+        return {"recommend": recommend, "embed": Verb(_read_history, _embed)}
     if isinstance(pipeline, Classifier):
         embed = {"embed": Verb(_read_text, _embed)}
         if pipeline.labels:
             return {"classify": Verb(_read_text, _classify), **embed}
-        return {**({"fill": Verb(_read_masked, _fill, {"n_best": 5})} if pipeline.tokenizer.has_mask else {}), **embed}
+        return {
+            **({"fill": Verb(_read_masked, _fill, (("n_best", 5),))} if pipeline.tokenizer.has_mask else {}),
+            **embed,
+        }
     raise RequestError(f"expected a model that classifies, fills, embeds or recommends; received {pipeline!r}")
 
 
@@ -235,7 +236,7 @@ class AnswerEngine:
             RequestError: an input is none, or an option is more than the model lists.
         """
         its = self.verbs[verb]
-        options = {**its.defaults, **options}
+        options = {**dict(its.defaults), **options}
         for name in [*options][:1]:
             self._require_listed(name, options[name])
         shared = Asked(self.model, self.pipeline, its, tuple(options.items()))
