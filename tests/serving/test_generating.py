@@ -53,21 +53,6 @@ def answering(tmp_path_factory) -> Generator:
     return opened(unpack("answers", tmp_path_factory.mktemp("answers") / "run"))
 
 
-@pytest.fixture
-def engine_of() -> Iterator[Callable[..., GenerationEngine]]:
-    before, made = threading.active_count(), list[GenerationEngine | Scheduler]()
-
-    def make(generator: Generator, **options: Any) -> GenerationEngine:
-        made.append(scheduler := Scheduler(1))
-        made.append(engine := GenerationEngine("texts", generator, scheduler, **options))
-        return engine
-
-    yield make
-    for one in reversed(made):
-        one.close()
-    assert threading.active_count() == before
-
-
 class Steps:
     """Hears of the steps of an engine."""
 
@@ -82,6 +67,26 @@ class Steps:
 
     async def have_been(self, count: int) -> None:
         await until(lambda: len(self.rows) >= count)
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def engine_of(steps) -> Iterator[Callable[..., GenerationEngine]]:
+    before, made = threading.active_count(), list[GenerationEngine | Scheduler]()
+
+    def make(generator: Generator, **options: Any) -> GenerationEngine:
+        made.append(scheduler := Scheduler(1))
+        made.append(engine := GenerationEngine("texts", generator, scheduler, observer=steps, **options))
+        return engine
+
+    yield make
+    for one in reversed(made):
+        one.close()
+    assert threading.active_count() == before
 
 
 def is_idle(engine: GenerationEngine) -> bool:
@@ -136,10 +141,12 @@ async def asked(engine: GenerationEngine, steps: Steps) -> list[list[Answer]]:
 
 @pytest.mark.parametrize("rows", [64, 3, 1])
 @pytest.mark.parametrize("pads", [True, False], ids=["a graph that pads", "a graph of before"])
-def test_a_text_becomes_what_it_becomes_alone_whatever_grows_beside_it(generator, engine_of, monkeypatch, pads, rows):
-    """Also where its context is full, and it goes on from the last half."""
+def test_a_text_becomes_what_it_becomes_alone_whatever_grows_beside_it(
+    generator, engine_of, monkeypatch, pads, rows, steps
+):
+    """Whatever grows beside it; also where its context is full, and it goes on from the last half."""
     monkeypatch.setattr(SteppedLanguageModel, "takes_starts", pads)
-    engine = engine_of(generator, observer=(steps := Steps()), most_rows=rows)
+    engine = engine_of(generator, most_rows=rows)
     for found, (_, prompts, options, max_tokens) in zip(run(asked(engine, steps)), ASKED, strict=True):
         check(found, generator.generate(prompts, max_tokens, options))
     assert max(steps.rows) <= rows and (rows == 1 or max(steps.rows) > 1)
@@ -192,8 +199,8 @@ def test_texts_that_come_and_go_in_a_batch_are_read_as_each_alone(name, tmp_path
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_grow(generator, engine_of):
-    engine, ended = engine_of(generator, most_rows=2, observer=(steps := Steps())), list[str]()
+def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_grow(generator, engine_of, steps):
+    engine, ended = engine_of(generator, most_rows=2), list[str]()
 
     async def wait(name: str, request: Request[Answer]) -> None:
         await request.answers()
@@ -211,8 +218,8 @@ def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_gro
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of):
-    engine = engine_of(generator, most_rows=2, observer=(steps := Steps()))
+def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of, steps):
+    engine = engine_of(generator, most_rows=2)
 
     async def ask() -> None:
         page = engine.submit(["do fi"] * 30, 20, DRAWN)
@@ -226,9 +233,9 @@ def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of):
 
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("pads", [True, False], ids=["a graph that pads", "a graph of before"])
-def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_of, monkeypatch, pads):
+def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_of, monkeypatch, pads, steps):
     monkeypatch.setattr(SteppedLanguageModel, "takes_starts", pads)
-    engine = engine_of(generator, observer=(steps := Steps()))
+    engine = engine_of(generator)
 
     async def listen(prompts: Sequence[str]) -> list[str]:
         request, told, reasons = engine.submit(prompts, 50, DRAWN), [""] * len(prompts), [""] * len(prompts)
@@ -251,8 +258,8 @@ def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_o
 
 
 @pytest.mark.usefixtures("endless")
-def test_who_leaves_ends_the_text_and_others_go_on(generator, engine_of):
-    engine = engine_of(generator, most_rows=2, observer=(steps := Steps()))
+def test_who_leaves_ends_the_text_and_others_go_on(generator, engine_of, steps):
+    engine = engine_of(generator, most_rows=2)
     alone = answers(engine.submit(["gu"], 90, DRAWN))
 
     async def leave() -> list[Answer]:
@@ -315,8 +322,8 @@ def test_a_text_ends_before_what_it_shall_stop_at_and_no_part_of_that_is_told(ge
 
 
 @pytest.mark.usefixtures("endless")
-def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of):
-    engine = engine_of(generator, max_waiting_tokens=300, most_rows=1, observer=(steps := Steps()))
+def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of, steps):
+    engine = engine_of(generator, max_waiting_tokens=300, most_rows=1)
     context = generator.model.context_length
 
     def refused(status: int, *given: Any) -> Refusal:
@@ -413,7 +420,9 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
     assert threading.active_count() == before
 
 
-def test_options_are_those_of_the_command(generator, answering, engine_of):
+def test_options_are_those_of_the_command_and_a_chat_is_a_prompt_where_there_is_a_template(
+    generator, answering, engine_of, monkeypatch
+):
     continues, answers = engine_of(generator), engine_of(answering)
     assert continues.options() == SearchOptions(sampling=True) and answers.options() == GREEDY
     assert continues.options(temperature=0, seed=3) == SearchOptions(num_beams=1)
@@ -424,10 +433,8 @@ def test_options_are_those_of_the_command(generator, answering, engine_of):
     with pytest.raises(RequestError, match="top_p must be"):
         continues.options(top_p=2)
 
-
-def test_a_chat_is_a_prompt_where_the_model_has_a_template(generator, engine_of, monkeypatch):
-    engine, messages = engine_of(generator), [{"role": "user", "content": "ba"}]
+    messages = [{"role": "user", "content": "ba"}]
     with pytest.raises(RequestError, match="this one has none"):
-        engine.prompt_of(messages)
+        continues.prompt_of(messages)
     monkeypatch.setattr(generator.tokenizer, "chat_texts", lambda chats: [f"<{chats[0][0]['content']}>"])
-    assert engine.prompt_of(messages) == "<ba>"
+    assert continues.prompt_of(messages) == "<ba>"
