@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -105,16 +106,27 @@ def detected(text: str, languages: Iterable[str]) -> Detected:
 
 def language_of(code: str) -> str:
     """Returns the language of a code, such as "en" for "en", "eng_Latn" and "en-GB"."""
-    spelled = re.split("[-_]", code.lower())[0]
-    return _SPELLED.get(spelled, spelled)
+    return _divided(code)[0]
+
+
+def _divided(code: str) -> tuple[str, str]:
+    """Returns the language of a code, and its script or region."""
+    language, _, detail = code.lower().replace("-", "_").partition("_")
+    return _SPELLED.get(language, language), detail
 
 
 def is_meant(asked: str | None, code: str) -> bool:
     """Whether a client means a model's language: any if it asks for none; each script and region if it names none."""
-    if asked in (None, code):
-        return True
-    details = {re.split("[-_]", one.lower(), maxsplit=1)[1] for one in (asked, code) if re.search("[-_]", one)}
-    return language_of(asked) == language_of(code) and len(details) < 2
+    (language, detail), (its_language, its_detail) = _divided(asked or code), _divided(code)
+    return language == its_language and (detail == its_detail or "" in (detail, its_detail))
+
+
+def short_codes(codes: Iterable[str]) -> dict[str, str]:
+    """Returns for each code its language, such as "en"; the code itself where a language has several scripts or
+    regions."""
+    divided = {code: _divided(code) for code in codes}
+    detailed = Counter(language for language, detail in {*divided.values()} if detail)
+    return {code: language if detailed[language] < 2 else code for code, (language, _) in divided.items()}
 
 
 def _identifier() -> LanguageIdentifier:
@@ -224,7 +236,7 @@ def _chosen(by_source: dict[str, Choice], found: Detected) -> Choice:
 
 def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
     """Returns what language each text seems to be in, among those that the models read and write."""
-    languages = [*dict.fromkeys(code for pair in service.pairs() for code in pair)]
+    languages = service.languages()
     most = max(MOST_DETECTED // max(len(texts), 1), LEAST_DETECTED)
     return [detected(text[:most], languages) for text in texts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, whole
 from keras_transformer.serving import described as a
-from keras_transformer.serving.choosing import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of
+from keras_transformer.serving.choosing import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of, short_codes
 from keras_transformer.serving.described import JSON, LIBRE, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import as_list, submitted
@@ -81,7 +82,8 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     found = await answers_of(http, work)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}
     if given["source"] == AUTO:
-        told["detectedLanguage"] = [_detected(*choice.found) for choice in chosen if choice.found]
+        codes = short_codes(service.languages())
+        told["detectedLanguage"] = [_detected(codes, *choice.found) for choice in chosen if choice.found]
     if num_others:
         told["alternatives"] = [_others([one.text for one in nbest]) for nbest in found]
     is_list = isinstance(given["q"], list)
@@ -92,24 +94,28 @@ def _others(texts: list[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text and text != texts[0]]
 
 
-def _detected(language: str, share: float) -> dict[str, JSON]:
-    return {"confidence": round(100 * float(share), 1), "language": language}
+def _detected(codes: Mapping[str, str], language: str, share: float) -> dict[str, JSON]:
+    return {"confidence": round(100 * float(share), 1), "language": codes[language]}
 
 
 async def detect(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/detect`: what a text, or a list as one text, seems to be in, the likeliest first."""
-    [found] = await asyncio.to_thread(detect_all, service_of(http), ["\n".join(as_list(given["q"]))])
-    return JSONResponse([_detected(*one) for one in found.candidates])
+    service = service_of(http)
+    [found] = await asyncio.to_thread(detect_all, service, ["\n".join(as_list(given["q"]))])
+    codes = short_codes(service.languages())
+    return JSONResponse([_detected(codes, *one) for one in found.candidates])
 
 
 async def tell_languages(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/languages`."""
-    targets: dict[str, list[str]] = {}
-    for source, target in service_of(http).pairs():
-        targets.setdefault(source, []).append(target)
-    for code in [code for some in targets.values() for code in some]:
-        targets.setdefault(code, [])
-    return JSONResponse([{**_language(code), "targets": some} for code, some in targets.items()])
+    service = service_of(http)
+    codes = short_codes(service.languages())
+    targets: dict[str, dict[str, None]] = {}
+    for source, target in service.pairs():
+        targets.setdefault(codes[source], {})[codes[target]] = None
+    for code in codes.values():
+        targets.setdefault(code, {})
+    return JSONResponse([{**_language(code), "targets": [*some]} for code, some in targets.items()])
 
 
 def _language(code: str) -> dict[str, str]:
@@ -120,6 +126,7 @@ async def tell_settings(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/frontend/settings`."""
     service = service_of(http)
     source, target = next(iter(service.pairs()), ("", ""))
+    codes = {"": "", **short_codes(service.languages())}
     has_keys = service.keys is not None
     told = {
         "charLimit": service.limits.max_characters,
@@ -129,7 +136,7 @@ async def tell_settings(http: Request, given: dict[str, JSON]) -> Response:
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
-        "language": {"source": _language(source), "target": _language(target)},
+        "language": {"source": _language(codes[source]), "target": _language(codes[target])},
     }
     return JSONResponse(told)
 

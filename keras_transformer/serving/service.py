@@ -235,6 +235,10 @@ class Service:
             404, f"expected the name of a model here that can {verb} ({known}); received another or none"
         )
 
+    def languages(self) -> list[str]:
+        """Returns the codes of all languages that some model reads or writes, each once."""
+        return [*dict.fromkeys(code for pair in self.pairs() for code in pair)]
+
     def pairs(self) -> list[tuple[str, str]]:
         """Returns the languages of source and target that some model translates between, each pair once."""
         return [*dict.fromkeys(pair for model in self.host.models.values() for pair in model.pairs)]

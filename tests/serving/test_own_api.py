@@ -61,7 +61,13 @@ def test_languages_are_understood_however_they_are_spelled(client, host):
     assert translate(client, text="a", source="en", target="zho_Latn").status_code == 400
     assert translate(client, text="a", source="fr", target="de").json()["model"] == "fr-de"
     assert client.post("/v1/detect", json={"text": ENGLISH}).json()["language"] == "eng_Latn"
-    assert client.get("/languages").json()[0]["name"] == "English"
+    english, *others = client.get("/languages").json()
+    assert english == {"code": "en", "name": "English", "targets": ["zho_Hans", "zho_Hant", "de"]}
+    assert [one["code"] for one in others] == ["fr", "zho_Hans", "zho_Hant", "de"]
+    told = client.post("/translate", json={"q": ENGLISH, "source": "auto", "target": "de"}).json()
+    assert told["detectedLanguage"]["language"] == "en"
+    assert {one["language"] for one in client.post("/detect", json={"q": ENGLISH}).json()} >= {"en", "fr", "de"}
+    assert client.get("/frontend/settings").json()["language"]["source"]["code"] == "en"
 
 
 def test_texts_that_have_no_room_are_refused_before_they_are_read(client, host):
