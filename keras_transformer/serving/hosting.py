@@ -1,4 +1,4 @@
-"""Holds the models that a server answers with: loads them, checks them on this machine, replaces and drains them."""
+"""Holds the models that a server answers with: loads them, checks them on this machine, and replaces them."""
 
 from __future__ import annotations
 
@@ -149,26 +149,22 @@ class Host:
         kind = next((kind for kind in ENGINES if task in kind.tasks), None)
         if kind is None:
             raise RequestError(f"{folder} is a model of --task {task}, which cannot be served yet")
-        engine = kind.open(name, folder, self.scheduler)
+        engine, found = kind.open(name, folder, self.scheduler), PAIR.fullmatch(name)
         try:
-            return self._described(name, task, folder, engine)
+            return Hosted(
+                name,
+                task,
+                [(found[1], found[2])] if found else [*engine.pairs],
+                precision_of_graph(engine.graphs.main),
+                identity_of(engine.graphs),
+                certified(engine.graphs) if ExportFolder(folder).is_export() else {},
+                engine,
+                time.time(),
+            )
         except BaseException:
             if isinstance(engine, GenerationEngine):
                 engine.retire()
             raise
-
-    def _described(self, name: str, task: str, folder: str, engine: AnyEngine) -> Hosted:
-        found = PAIR.fullmatch(name)
-        return Hosted(
-            name,
-            task,
-            [(found[1], found[2])] if found else [*engine.pairs],
-            precision_of_graph(engine.graphs.main),
-            identity_of(engine.graphs),
-            certified(engine.graphs) if ExportFolder(folder).is_export() else {},
-            engine,
-            time.time(),
-        )
 
     @property
     def waiting_tokens(self) -> int:

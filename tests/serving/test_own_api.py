@@ -61,6 +61,9 @@ def test_languages_are_understood_however_they_are_spelled(client, host):
     assert translate(client, text="a", source="en", target="zho_Latn").status_code == 400
     assert translate(client, text="a", source="fr", target="de").json()["model"] == "fr-de"
     assert client.post("/v1/detect", json={"text": ENGLISH}).json()["language"] == "eng_Latn"
+    host.models["en-de"].pairs.append(("eng_Latn", "de"))
+    assert translate(client, text="a", source="en", target="de").status_code == 200
+    assert engine.asked[-1][2:] == ("eng_Latn", "de"), "as it is spelled, if it is"
     english, *others = client.get("/languages").json()
     assert english == {"code": "en", "name": "English", "targets": ["zho_Hans", "zho_Hant", "de"]}
     assert [one["code"] for one in others] == ["fr", "zho_Hans", "zho_Hant", "de"]
