@@ -26,7 +26,7 @@ LOG = logging.getLogger("keras_transformer.serving")
 BODY_SECONDS = 20.0  # in which a body must have come
 BOUNDARY = re.compile(r"""(?i)\bboundary="?([\w'()+,./:=?-]{1,70})""", re.ASCII)
 PART_NAME = re.compile(rb'(?i)\bname="([^"\r\n]*)"')
-KEY = re.compile(rb"""\"api_key\"\s{0,9}:\s{0,9}(\"(?:[^\"\\\x00-\x1f]|\\.){0,400}\")""")
+KEY = re.compile(rb'"api_key"\s{0,9}:\s{0,9}("(?:[^"\\\x00-\x1f]|\\.){0,400}")')
 MOST_PARAMETERS = 1_000  # bytes of a form's head that are read
 MOST_FIELDS = 2_000  # of a form
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
