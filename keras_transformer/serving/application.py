@@ -185,7 +185,7 @@ def _file_route(path: Path) -> Route:
 def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
     """Returns what answers the requests of a route, and tells its errors in the route's shape."""
 
-    is_key_in_body = door.body is not None and "api_key" in door.body.fields
+    is_key_in_body = door.errors == LIBRE and door.body is not None
 
     async def endpoint(http: Request) -> Response:
         http.state.route = door.path
@@ -200,7 +200,7 @@ def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
             given: dict[str, JSON] = {}
             if door.body:
                 most = service.limits.max_body_bytes
-                given = door.body.read(await read_values(http, most, door.takes_forms, admit))
+                given = door.body.read(await read_values(http, most, door.errors == LIBRE, admit))
             return await door.answer(http, given)
         except Exception as error:
             return _failed(http, error, door.errors)

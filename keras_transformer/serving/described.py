@@ -202,9 +202,7 @@ class Door:
         answer: answers a request, of which it gets the values of the body.
         gives: the JSON Schema of its answer.
         body: what it takes.
-        errors: the shape of its errors.
-        takes_forms: whether the body may be a form, and values stand in the address.
-        streams: whether it may answer with server-sent events.
+        errors: the shape of its errors. As LibreTranslate's, the body may be a form, and holds the key.
         needs_key: whether it needs a key, where the server has keys.
         needs_models: whether it is refused while models are loaded, and while the server ends.
         media_type: of its answer.
@@ -217,8 +215,6 @@ class Door:
     gives: dict[str, JSON]
     body: Body | None = None
     errors: str = OWN
-    takes_forms: bool = False
-    streams: bool = False
     needs_key: bool = True
     needs_models: bool = True
     media_type: str = "application/json"
@@ -266,13 +262,13 @@ def _operation(door: Door) -> Iterator[tuple[str, JSON]]:
     if door.needs_key:
         yield "security", [{}, {"bearer": []}, {"key": []}]
     types = ["application/json"]
-    if door.takes_forms:
+    if door.errors == LIBRE:
         types += ["application/x-www-form-urlencoded", "multipart/form-data"]
     if door.body:
         schema = {"schema": {"$ref": f"#/components/schemas/{door.body.name}"}}
         yield "requestBody", {"required": True, "content": dict.fromkeys(types, schema)}
     content = {door.media_type: {"schema": door.gives}}
-    if door.streams:
+    if door.body and "stream" in door.body.fields:
         content["text/event-stream"] = {"schema": STRING}
     answers: dict[str, JSON] = {"200": {"description": "The answer.", "content": content}}
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/error_{door.errors}"}}}

@@ -28,11 +28,11 @@ def libre_doors(limits: Limits) -> list[Door]:
     return [
         Door(
             "POST", "/translate", "Translates texts, as LibreTranslate does.", translate, a.OBJECT,
-            translate_body(limits, key), LIBRE, takes_forms=True,
+            translate_body(limits, key), LIBRE,
         ),
         Door(
             "POST", "/detect", "Tells the language of a text, as LibreTranslate does.", detect, a.several(a.OBJECT),
-            detect_body, LIBRE, takes_forms=True,
+            detect_body, LIBRE,
         ),
         Door(
             "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, a.several(a.OBJECT),

@@ -54,15 +54,15 @@ def openai_doors(limits: Limits) -> list[Door]:
     return [
         Door(
             "POST", "/v1/completions", "Continues texts, as OpenAI's API does.", complete, a.OBJECT,
-            completion_body(limits), OPENAI, streams=True,
+            completion_body(limits), OPENAI,
         ),
         Door(
             "POST", "/v1/chat/completions", "Answers a chat, as OpenAI's API does.", chat, a.OBJECT,
-            chat_body(limits), OPENAI, streams=True,
+            chat_body(limits), OPENAI,
         ),
         Door(
             "POST", "/v1/translations", "Translates texts, as vLLM proposes.", translate, a.OBJECT,
-            translations_body(limits), OPENAI, streams=True,
+            translations_body(limits), OPENAI,
         ),
     ]  # fmt: skip
 

@@ -22,7 +22,6 @@ from keras_transformer.serving.hosting import Hosted, Limits
 from keras_transformer.serving.service import service_of
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Events, Work, answers_of, event
-from keras_transformer.spec.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Hypothesis
@@ -81,11 +80,11 @@ def own_doors(limits: Limits) -> list[Door]:
         Door("GET", "/v1/models", "Tells the models.", tell_models, models, needs_key=False),
         Door(
             "POST", "/v1/translate", "Translates texts, each of any number of sentences.", translate,
-            a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits), streams=True,
+            a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits),
         ),
         Door(
             "POST", "/v1/generate", "Continues texts, or answers them.", generate,
-            a.shape(texts=a.several(GENERATED), model=a.STRING), generate_body(limits), streams=True,
+            a.shape(texts=a.several(GENERATED), model=a.STRING), generate_body(limits),
         ),
         *(
             Door("POST", f"/v1/{verb}", told, _answerer(verb), answers, answer_body(verb, limits))
@@ -230,32 +229,22 @@ async def _translation_events(work: Divided[list[Hypothesis]], chosen: Sequence[
 async def generation(
     http: Request, model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
 ) -> Work[list[Generated]]:
-    """Asks a model for texts that begin with prompts, as the values of a body say.
-
-    Raises:
-        RequestError: the values do not go together.
-        Refusal: too much waits, or a prompt is too long for the model.
-    """
-    engine, stops = model.engine, as_list(given["stop"] or [])
-    assert isinstance(engine, GenerationEngine)
-    options = generation_options(engine, given)
-    return await submitting(http, prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
-
-
-def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:
-    """Returns how to continue texts: the model's usual way, unless a value says another one.
+    """Asks a model for texts that begin with prompts, in its usual way, unless a value of the body says another.
 
     What is streamed is not searched with beams. Without a seed, each request draws anew.
 
     Raises:
         RequestError: the values do not go together.
+        Refusal: too much waits, or a prompt is too long for the model.
     """
-    drawing = {name: given[name] for name in DRAWING}
-    beams = given.get("beams")
+    engine, stops, beams = model.engine, as_list(given["stop"] or []), given.get("beams")
+    assert isinstance(engine, GenerationEngine)
     if given["stream"] and (beams or 1) > 1:
         raise RequestError("a search with beams ends before its text is known: leave out stream, or beams")
-    options = engine.options(num_beams=beams, n_best=given.get("n"), **drawing)
-    return replace(options, seed=secrets.randbelow(MOST_SEED)) if drawing["seed"] is None else options
+    options = engine.options(num_beams=beams, n_best=given.get("n"), **{name: given[name] for name in DRAWING})
+    if given["seed"] is None:
+        options = replace(options, seed=secrets.randbelow(MOST_SEED))
+    return await submitting(http, prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
 
 
 async def generate(http: Request, given: dict[str, JSON]) -> Response:
