@@ -158,7 +158,7 @@ def test_a_chat_is_streamed_token_by_token(client, has_usage):
         ({"prompt": [1, 2]}, 400), ({"echo": True}, 400), ({"logprobs": 3}, 400), ({"presence_penalty": 1}, 400),
         ({"suffix": "x"}, 400), ({"temperature": -1}, 400), ({"max_tokens": 0}, 400), ({"model": "gpt"}, 404),
         ({"stop": ["."] * 17}, 413), ({"logprobs": None, "presence_penalty": 0.0, "stop": [], "echo": False}, 200),
-        ({"metadata": {"a": "b"}, "store": True, "user": 3, "logit_bias": {}, "best_of": 1, "frequency_penalty": 0}, 200),
+        ({"metadata": {"a": "b"}, "store": True, "user": 3, "logit_bias": {}, "frequency_penalty": 0}, 200),
         ({"logit_bias": {"3": 1}}, 400), ({"response_format": {"type": "json_object"}}, 400), ({"tools": [{}]}, 400),
     ],
 )  # fmt: skip

@@ -20,6 +20,7 @@ from keras_transformer.serving.batching import Refusal, Request, Scheduler
 from keras_transformer.serving.generating import Answer, GenerationEngine, beginning_of, stopped_text
 from keras_transformer.serving.growing import GrowingBatch
 from keras_transformer.serving.hosting import Host
+from keras_transformer.serving.service import Telemetry
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Continuation, Generator
 from keras_transformer.text.tokenizer import END
@@ -392,7 +393,8 @@ def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator
 @pytest.mark.usefixtures("endless")
 def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder):
     before = threading.active_count()
-    host = Host({"texts": str(folder)}, num_threads=1)
+    telemetry = Telemetry()
+    telemetry.host = host = Host({"texts": str(folder)}, num_threads=1, observer=telemetry)
     host.load()
     hosted, count = host.models["texts"], threading.active_count()
     old = hosted.engine
@@ -416,6 +418,10 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
         host.load()
     assert host.models["texts"].engine is new
     assert answers(new.submit(["ba"], 200, DRAWN)) == [[found]]
+    new.room.waiting = 7
+    metrics = telemetry.text().decode()
+    assert "keras_transformer_queue_tokens 7.0" in metrics
+    assert 'keras_transformer_queue_duration_count{model="texts"} 2.0' in metrics, "once for each text, not each step"
     host.close()
     assert threading.active_count() == before
 
