@@ -162,10 +162,9 @@ class Searches:
     options: SearchOptions
     max_tokens: int
 
-    def run(self, payloads: Sequence[object]) -> Sequence[list[Continuation]]:
+    def run(self, payloads: Sequence[Any]) -> Sequence[list[Continuation]]:
         """Searches from the ids of prompts."""
-        prompts = [one for one in payloads if isinstance(one, list)]
-        return [self.generator.search_ids([ids], self.options, self.max_tokens)[0] for ids in prompts]
+        return [self.generator.search_ids([ids], self.options, self.max_tokens)[0] for ids in payloads]
 
 
 class GenerationEngine:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -120,8 +119,7 @@ def translations_body(limits: Limits) -> Body:
     return Body("translations", fields)
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """How an answer is written: of completions, or of a chat.
 
     Args:
@@ -142,15 +140,10 @@ class Form:
         id = f"{self.prefix}-{http.state.request_id}"
         return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
-    def choice(self, index: int, one: Generated) -> JSON:
-        """Returns a whole text."""
-        text: JSON = {"message": {"role": "assistant", "content": one.text}} if self.is_chat else {"text": one.text}
-        return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason}
-
-    def chunk(self, index: int, one: Generated, is_first: bool) -> JSON:
-        """Returns a part of a text."""
+    def choice(self, index: int, one: Generated, name: str = "message", is_first: bool = True) -> JSON:
+        """Returns a whole text; or a part of it, a "delta"."""
         role = {"role": "assistant"} if is_first else {}
-        text: JSON = {"delta": {**role, "content": one.text}} if self.is_chat else {"text": one.text}
+        text: JSON = {name: {**role, "content": one.text}} if self.is_chat else {"text": one.text}
         return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason or None}
 
 
@@ -206,7 +199,7 @@ async def _chunks(
     last: dict[int, Generated] = {}
     async for part in work.parts():
         index, [one] = part.text * num_each + part.part, part.answer
-        choice = form.chunk(index, one, is_first=index not in last)
+        choice = form.choice(index, one, "delta", index not in last)
         last[index] = one
         yield event({**envelope, "choices": [choice], **({"usage": None} if has_usage else {})})
     if has_usage:
