@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,15 @@ def served(host, **options):
             server.should_exit = server.force_exit = True
             thread.join(10)
             assert not thread.is_alive()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
+    """Waits for a condition; returns the seconds that it took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.005)
+    return time.monotonic() - begun
 
 
 def a_request(path, body, more=""):

@@ -7,16 +7,7 @@ import time
 import pytest
 
 from keras_transformer.serving import serve, wire
-from tests.serving.doors import a_request, served
-
-
-def until(condition, seconds=5.0):
-    """Waits for a condition; returns the seconds that it took."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.005)
-    return time.monotonic() - begun
+from tests.serving.doors import a_request, served, until
 
 
 def connected(port):

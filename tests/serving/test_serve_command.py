@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 import keras_transformer.serving
 from keras_transformer.runs.export_folder import OF_DEMO
 from keras_transformer.serving.service import new_key
-from tests.serving.test_connections import until
+from tests.serving.doors import until
 
 SERVE = [sys.executable, "-m", "keras_transformer", "serve"]
 TEXT = "two hundred and twenty-one thousand three hundred and forty-five"

@@ -14,7 +14,7 @@ from keras_transformer.runs.export_folder import OF_DEMO
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Host, named_folders
 from keras_transformer.serving.translating import TranslationEngine
-from tests.serving.test_batching import until
+from tests.serving.doors import until
 
 NUMBERS = [f"{tens}-{ones}" for tens in ("twenty", "forty", "seventy", "ninety") for ones in ("one", "three", "eight")]
 
@@ -108,9 +108,9 @@ def test_what_cannot_be_divided_is_refused_and_not_cut(engine: TranslationEngine
 
 def test_a_search_that_runs_for_nobody_is_ended_and_the_worker_goes_on(host: Host, engine: TranslationEngine) -> None:
     request = engine.submit([" ".join(NUMBERS)] * 60, engine.options(num_beams=16))  # over the halves
-    assert until(lambda: bool(host.scheduler._running))
+    until(lambda: bool(host.scheduler._running))
     request.cancel()
-    assert until(lambda: not host.scheduler._running and not host.scheduler.room.waiting, 2)
+    until(lambda: not host.scheduler._running and not host.scheduler.room.waiting, 2)
     assert texts_of(engine, ["forty-two"]) == ["zweiundvierzig"]
 
 
