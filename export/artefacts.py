@@ -17,8 +17,8 @@ from keras_transformer.core.task_registry import TASKS, task_named
 from keras_transformer.core.version import __version__
 from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.models.model_factory import Difference, difference, make_model, model_config, parts_of
+from keras_transformer.runs.export_folder import ALIGNED, RECORDER, TF2ONNX, file_name
 from keras_transformer.runs.export_folder import PRECISIONS as PRECISIONS
-from keras_transformer.runs.export_folder import RECORDER, TF2ONNX
 from keras_transformer.runs.run_folder import RunFolder, read_config
 from keras_transformer.spec.search_options import Decoding as Decoding
 from keras_transformer.text.lines import plain
@@ -271,6 +271,11 @@ class Artefact:
         return name if self.format == "tflite" else ""
 
     @property
+    def is_aligned(self) -> bool:
+        """Whether it is the graph of a translator that tells alignments beside what the other graph gives."""
+        return self.path.name == file_name(ALIGNED, self.precision)
+
+    @property
     def takes_bytes(self) -> bool:
         """Whether it takes text that may be no UTF-8. Python's ONNX Runtime takes strings."""
         return self.interface == "text" and self.format != "onnx"
@@ -308,8 +313,9 @@ def known_files() -> Iterator[tuple[str, str, str, str]]:
     signatures = [one for task in TASKS.values() for one in task.module("signature").SIGNATURES]
     yield "saved_model", "", "saved_model", "text"
     stems = [pair for one in signatures for pair in ((one.ids_stem, "ids"), (one.text_stem, "text")) if pair[0]]
-    of_files = [*dict.fromkeys(stems)]
+    of_files, aligned = [*dict.fromkeys(stems)], [one.aligned_stem for one in signatures if one.aligned_stem]
     yield from ((f"onnx/{name}", ".onnx", "onnx", takes) for name, takes in of_files)
+    yield from ((f"onnx/{name}", ".onnx", "onnx", "ids") for name in aligned)
     yield from (("onnx/encoder", ".onnx", "onnx", "halves"), ("onnx/step", ".onnx", "onnx", "step"))
     yield from ((f"tflite/{name}", ".tflite", "tflite", takes) for name, takes in of_files)
     yield "ctranslate2", "", "ctranslate2", "pieces"

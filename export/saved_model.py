@@ -80,10 +80,17 @@ def _module(signature: Signature) -> tf.Module:
 
 
 def _ids_module(signature: Signature) -> tf.Module:
-    """A `tf.Module` with its one signature."""
+    """A `tf.Module` with its signatures, a function for each name."""
     module = _module(signature)
-    answer = tf.function(signature.named, input_signature=[signature.spec()], autograph=False)
-    module.functions = {"serving_default": answer}
+
+    def traced(function: Callable[[Tensor], Outputs]) -> Callable[[Tensor], Outputs]:
+        return tf.function(function, input_signature=[signature.spec()], autograph=False)
+
+    def taking(function: Callable[[Tensor], Outputs]) -> Callable[[Tensor], Outputs]:
+        return lambda ids: function(signature.taken(ids))
+
+    others = {name: traced(taking(function)) for name, function in signature.ids_signatures().items()}
+    module.functions = {"serving_default": traced(signature.named), **others}
     return module
 
 

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ def export_tflite(
     `tflite/translate_text.tflite`.
 
     Both have one signature, of a translator `translate`: source_ids int32 (B, S), pieces and the end id, then pad, →
-    target_ids int32 (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,).
+    target_ids int32 (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,). A
+    translator of ids also has `translate_aligned`, which gives `alignment` too, see `Translation.aligned_ids`.
     Other models: see their `Signature`. For text the interpreter must register tensorflow-text's operators.
 
     Args:
@@ -93,7 +95,7 @@ def export_tflite(
     for name, module in _modules(signature).items():
         path = folder / f"{stem(name, precision)}.tflite"
         with write_whole(path) as aside:
-            _convert(module, name.removesuffix("_text"), precision, name == signature.text_stem, aside)
+            _convert(module, precision, name == signature.text_stem, aside)
         paths.append(path)
     return paths
 
@@ -154,13 +156,15 @@ def _with_int8_embeddings(model: FamilyModel) -> FamilyModel:
 
 
 def _ids_module(signature: Signature) -> tf.Module:
-    def answer(ids: Tensor) -> Outputs:
+    def with_a_row(function: Callable[[Tensor], Outputs], ids: Tensor) -> Outputs:
         count = tf.shape(ids)[0]
         # LiteRT fails on an empty batch and on rows of no ids: a row is added, which no answer has.
         rows = tf.pad(tf.cast(ids, "int32"), [[0, 1 - tf.minimum(count, 1)], *[[0, 0]] * (len(ids.shape) - 1)])
-        return {name: found[:count] for name, found in signature.of_ids(signature.taken(rows)).items()}
+        return {name: found[:count] for name, found in function(signature.taken(rows)).items()}
 
-    return _module(signature, answer, signature.spec())
+    functions = {signature.ids_stem: signature.of_ids, **signature.ids_signatures()}
+    answers = {name: partial(with_a_row, function) for name, function in functions.items()}
+    return _module(signature, answers, signature.spec())
 
 
 def _text_module(signature: Signature) -> tf.Module:
@@ -172,29 +176,36 @@ def _text_module(signature: Signature) -> tf.Module:
     def answer(text: Tensor) -> Outputs:
         return signature.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
 
-    return _module(signature, answer, tf.TensorSpec([None], tf.string, name="text"))
+    name = signature.text_stem.removesuffix("_text")
+    return _module(signature, {name: answer}, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: tf.TensorSpec) -> tf.Module:
+def _module(
+    signature: Signature, answers: Mapping[str, Callable[[Tensor], Outputs]], takes: tf.TensorSpec
+) -> tf.Module:
+    """A `tf.Module` with functions by the names of its signatures."""
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
     module.weights = [variable.value for variable in signature.model.weights]
-    module.answer = tf.function(answer, input_signature=[takes], autograph=False)
+    module.answers = {
+        name: tf.function(answer, input_signature=[takes], autograph=False) for name, answer in answers.items()
+    }
     return module
 
 
-def _convert(module: tf.Module, signature: str, precision: str, takes_text: bool, path: Path) -> None:
-    """Writes the file of a signature; a large model is converted in a process of its own, whose memory is given back.
+def _convert(module: tf.Module, precision: str, takes_text: bool, path: Path) -> None:
+    """Writes the file of a module; a large model is converted in a process of its own, whose memory is given back.
 
     Raises:
         JobError: the process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures={signature: module.answer})
+        names = ",".join(module.answers)
+        tf.saved_model.save(module, folder, signatures=dict(module.answers))
         if sum(weight.shape.num_elements() for weight in module.weights) * BYTES["float32"] < LARGE_BYTES:
-            tflite_converter.convert(folder, signature, precision, takes_text, str(path))
+            tflite_converter.convert(folder, names, precision, takes_text, str(path))
             return
-        options = [folder, signature, precision, str(takes_text), str(path)]
+        options = [folder, names, precision, str(takes_text), str(path)]
         command = [sys.executable, "-P", tflite_converter.__file__, *options]
         quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env=quiet)

@@ -1,6 +1,6 @@
 """Converts a SavedModel to a TFLite file, as a function, and as a program that gives its memory back when it ends.
 
-The program imports nothing of this project: `tflite_converter.py FOLDER SIGNATURE PRECISION TAKES_TEXT FILE`.
+The program imports nothing of this project: `tflite_converter.py FOLDER SIGNATURES PRECISION TAKES_TEXT FILE`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 
-def convert(folder: str, signature: str, precision: str, takes_text: bool, path: str) -> None:
-    """Converts one signature.
+def convert(folder: str, signatures: str, precision: str, takes_text: bool, path: str) -> None:
+    """Converts signatures, which share their weights.
 
     Args:
         folder: the SavedModel.
-        signature: the signature's name.
+        signatures: their names, with commas between.
         precision: "float32", "float16" or "int8".
         takes_text: whether it has operators of tensorflow-text.
         path: the file to write.
@@ -23,7 +23,7 @@ def convert(folder: str, signature: str, precision: str, takes_text: bool, path:
 
     if takes_text:
         import tensorflow_text  # noqa: F401 (it registers the operators)
-    converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[signature])
+    converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=signatures.split(","))
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
     converter.allow_custom_ops = takes_text
     if precision != "float32":
@@ -34,5 +34,5 @@ def convert(folder: str, signature: str, precision: str, takes_text: bool, path:
 
 
 if __name__ == "__main__":
-    FOLDER, SIGNATURE, PRECISION, TAKES_TEXT, FILE = sys.argv[1:]
-    convert(FOLDER, SIGNATURE, PRECISION, TAKES_TEXT == "True", FILE)
+    FOLDER, SIGNATURES, PRECISION, TAKES_TEXT, FILE = sys.argv[1:]
+    convert(FOLDER, SIGNATURES, PRECISION, TAKES_TEXT == "True", FILE)

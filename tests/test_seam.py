@@ -121,7 +121,7 @@ def stepped_logits(model, precision, folder):
         token_ids = INPUTS["target_ids"][:, index : index + 1]
         present = outputs_of(step, {"token_ids": token_ids, "index": np.array(index, "int32"), **memory, **cache})
         logits.append(present.pop("logits"))
-        cache = {name.replace("present", "past"): value for name, value in present.items()}
+        cache = {name.replace("present", "past"): value for name, value in present.items() if name != "alignment"}
     return np.concatenate(logits, axis=1)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MAX_METADATA_BYTES = 1_000_000
-TOLD = ("precision", "decoding", "labels", "answer_length", "splits_text", "sentences_per_line")
+TOLD = ("precision", "decoding", "labels", "answer_length", "splits_text", "sentences_per_line", "alignment")
 
 
 @dataclass(frozen=True)

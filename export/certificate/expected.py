@@ -107,6 +107,8 @@ class Compared(NamedTuple):
         vector: the length of the difference of the vectors, in lengths of the model's.
         is_known: whether the model, or what is stored of the model, can say anything of the answer.
         guess_error: the error of a text whose tokens are guessed: others may spell it, with another log P.
+        look_error: how much less the model looks where the artefact says that it looks most, than where it does: for a
+            token at most, and on average.
     """
 
     place: int
@@ -118,6 +120,7 @@ class Compared(NamedTuple):
     vector: float = 0.0
     is_known: bool = True
     guess_error: float = 0.0
+    look_error: tuple[float, float] = (0.0, 0.0)
 
 
 class Expected(ABC):

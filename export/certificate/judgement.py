@@ -334,6 +334,8 @@ def number_fault(expected: Expected, bounds: Bounds, trial: Trial, one: Compared
         yield f"{name}: its score differs from the model's log P by {distance:.2g} nats a token, over {most:g}"
     elif not distance <= most:
         yield f"{name}: a probability differs by {distance:.2g}, over {most:g}"
+    elif not (looks := one.look_error[not bounds.identical]) <= bounds.probability:
+        yield f"{name}: the model looks {looks:.2g} less where its alignment leads, over {bounds.probability:g}"
     elif not one.vector <= bounds.vector:
         yield f"{name}: its vector differs by {one.vector:.2g} of the length of the model's, over {bounds.vector:g}"
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 PAD, START, END = 0, 2, 3
+NOWHERE = -1  # where the end looks
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -159,6 +160,7 @@ class GreedySearch:
         *self.encoders, self.step = sessions
         self.task, self.device = task, device
         self.pasts = [argument for argument in self.step.get_inputs() if argument.name.startswith("past_")]
+        self.tells = [output.name for output in self.step.get_outputs() if output.name == "alignment"]
 
     def __call__(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """Ids (B, S) → the ids (B, T) that are emitted, with their end unless they were cut; and scores (B,)."""
@@ -176,11 +178,14 @@ class GreedySearch:
         for name, value in memory.items():
             binding.bind_ortvalue_input(name, value)
         places = {"logits": "cpu"} | {name.replace("past_", "present_"): self.device for name in names}
+        places, looks = places | dict.fromkeys(self.tells, "cpu"), list[np.ndarray]()
         past = [on_device(nothing_yet(argument, len(ids)), self.device) for argument in self.pasts]
         for index in range(longest):
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(names, past, strict=True)
-            logits, *past = run_bound(self.step, binding, inputs, places).values()
+            found = run_bound(self.step, binding, inputs, places)
+            looks += [found.pop(name).numpy() for name in self.tells]
+            logits, *past = found.values()
             forced = self.task["beginning"][index : index + 1]
             token_ids, gained = likeliest(logits.numpy()[:, 0], self.task["num_control_ids"], forced)
             reads = index < prompt_length
@@ -191,13 +196,18 @@ class GreedySearch:
             done |= ~reads & (token_ids == END) | (index + 1 >= limits)
             if done.all():
                 break
-        rows = [row[count:][row[count:] != PAD] for row, count in zip(emitted, prompt_length, strict=True)]
-        lengths = np.array([*map(len, rows)])
-        ids = np.full((len(rows), max([1, *lengths])), PAD, "int32")
-        for row, some in zip(ids, rows, strict=True):
-            row[: len(some)] = some
+        ids, lengths = without_prompts(emitted, prompt_length)
         scores = log_prob / ((5 + lengths) / 6) ** self.task["length_penalty"]
-        return {"target_ids" if self.encoders else "added_ids": ids, "score": scores.astype("float32")}
+        answers = {"target_ids" if self.encoders else "added_ids": ids, "score": scores.astype("float32")}
+        return answers | self.alignments(ids, looks)
+
+    def alignments(self, ids: np.ndarray, looks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Where the model looked for each id but the end (B, T), by what each step told; nothing if none tells it."""
+        ends = (ids == END) | (ids == PAD)
+        return {
+            name: np.where(ends, NOWHERE, np.concatenate(looks, axis=1)[:, : ids.shape[1]]).astype("int32")
+            for name in self.tells
+        }
 
     def memory(self, source_ids: np.ndarray) -> Values:
         """What the encoder gives; nothing of a language model."""
@@ -214,6 +224,16 @@ class GreedySearch:
             return np.minimum(memory.pop("limit").numpy(), most)
         prompt_length = np.sum(read != PAD, axis=1).astype("int64")
         return np.minimum(prompt_length + most, self.task["context"]).astype("int32")
+
+
+def without_prompts(emitted: np.ndarray, prompt_length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (B, L) → what stands behind the prompts (B, T), padded, and how much that is (B,)."""
+    rows = [row[count:][row[count:] != PAD] for row, count in zip(emitted, prompt_length, strict=True)]
+    lengths = np.array([*map(len, rows)])
+    ids = np.full((len(rows), max([1, *lengths])), PAD, "int32")
+    for row, some in zip(ids, rows, strict=True):
+        row[: len(some)] = some
+    return ids, lengths
 
 
 def on_device(array: np.ndarray, device: str = "cpu") -> onnxruntime.OrtValue:

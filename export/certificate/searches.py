@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from keras_transformer.checking.certificate_texts import Texts, valid
 from keras_transformer.checking.probes import MOST_PIECES, Answer, Probe, by_largest_margin
 from keras_transformer.checking.signatures import Ids, ReferenceSearch, Signature
@@ -110,14 +112,39 @@ class ExpectedSearch(Expected):
         self._score(
             (place, ids) for place, some in zip(places, candidates, strict=True) for each in some for ids in each
         )
-        return [self._compared(*one) for one in zip(places, given, candidates, strict=True)]
+        looks = self._look_errors(places, rows)
+        return [
+            self._compared(place, some, ids)._replace(look_error=error)
+            for place, some, ids, error in zip(places, given, candidates, looks, strict=True)
+        ]
+
+    def _look_errors(self, places: Sequence[int], rows: Sequence[Row]) -> list[tuple[float, float]]:
+        """`Compared.look_error` of rows that may hold alignments; infinite where a token looks at no piece."""
+        errors = [(0.0, 0.0)] * len(rows)
+        for first in range(0, len(rows), SCORED_AT_ONCE) if rows and "alignment" in rows[0] else ():
+            some = rows[first : first + SCORED_AT_ONCE]
+            ids = [tuple(id for id in row["target_ids"] if id != END) for row in some]
+            weights = self.model.attention(places[first : first + SCORED_AT_ONCE], ids)
+            for place, row, own, each in zip(range(first, len(rows)), some, ids, weights, strict=False):
+                # The runner cuts zeros off, which may be places.
+                looked = np.array([*row["alignment"], *[0] * len(own)][: len(own)], int)
+                if np.any((looked < 0) | (looked >= each.shape[1])):
+                    errors[place] = (math.inf, math.inf)
+                elif own:
+                    lost = each.max(axis=1) - each[np.arange(len(own)), looked]
+                    errors[place] = (float(lost.max()), float(lost.mean()))
+        return errors
 
     def _given(self, place: int, row: Row) -> list[Given]:
         """The hypotheses that an artefact lists."""
         if "scores" in row:
             (texts,) = (values for name, values in row.items() if name != "scores")
             return self._listed(place, [Given(*one) for one in zip(row["scores"], texts, strict=True)])
-        (answer,) = (value for name, value in row.items() if name != "score")
+        answer = next(value for name, value in row.items() if name not in ("score", "alignment", "source_ids"))
+        if "source_ids" in row:  # a text, and its ids
+            text, answer, read = row[next(iter(self.signature.text_outputs))], row["target_ids"], self.model.read(place)
+            if text != self.vocabularies.text_of(answer) or row["source_ids"][: len(read) - 1] != read[:-1]:
+                raise BrokenArtefact(f"{self.texts.name(place)}: its ids are not those of its texts")
         if isinstance(answer, str):
             return [Given(row["score"], answer)]
         target = self.vocabularies.target
@@ -145,10 +172,10 @@ class ExpectedSearch(Expected):
             raise BrokenArtefact(f"{name}: it lists a hypothesis twice")
         return listed
 
-    def probes(self, places: Iterable[int]) -> list[Probe]:
-        """The short texts at these places whose best hypothesis leads by most: see `chosen_probes`."""
-        short = [place for place in places if 1 < len(self.model.given(place)) <= MOST_PIECES + 1]
-        return by_largest_margin(
+    def probes(self, numbers: Iterable[int]) -> list[Probe]:
+        """The short texts of these numbers whose best hypothesis leads by most: see `chosen_probes`."""
+        short = [place for place in numbers if 1 < len(self.model.given(place)) <= MOST_PIECES + 1]
+        chosen = by_largest_margin(
             (
                 best.score - (others[0].score if others else 0.0),
                 Probe(
@@ -159,6 +186,14 @@ class ExpectedSearch(Expected):
             for place in short
             for best, *others in [self.hypotheses[place]]
         )
+        places = {tuple(self.model.read(place)): place for place in short}
+        return [self._aligned(probe, places[tuple(probe.source_ids)]) for probe in chosen]
+
+    def _aligned(self, probe: Probe, place: int) -> Probe:
+        """A probe that tells where its best hypothesis looks."""
+        best, *others = probe.hypotheses
+        (weights,) = self.model.attention([place], [tuple(id for id in best.ids if id != END)])
+        return probe._replace(hypotheses=[best._replace(alignment=weights.argmax(axis=1).tolist()), *others])
 
     def _candidates(self, place: int, given: Given) -> list[Ids]:
         """The ids that an answer may have: its own, or those of its text."""

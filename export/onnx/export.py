@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.checking.signatures import IDS, Output, Outputs, Signature, limits_of, valid_ids, with_a_column
+from keras_transformer.decoding.computations import Aligned
 from keras_transformer.layers.cache import KeysValues
 from keras_transformer.layers.layer import Recordable
 from keras_transformer.layers.score import HIDDEN
@@ -42,6 +43,7 @@ LIMIT = ValueInfo("limit", np.int32, ["batch"])
 TOKENS, INDEX = ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])
 POSITIONS = ValueInfo("token_ids", np.int32, ["batch", "beams_or_positions"])
 STARTS = ValueInfo("start", np.int32, ["starts"], default=np.zeros(1, "int32"))
+LOOKS = ValueInfo("alignment", np.int32, ["batch", "beams"])
 BIAS = ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"])
 
 
@@ -104,10 +106,10 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     before it is not seen, and a row's positions count from there. So texts of different lengths take one step together.
 
     Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, and the cache: `present_key_i`,
-    `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.
+    `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step. The last
+    output of a translator is `alignment` (batch, beams) int32: where in `source_ids` it looks for the token.
 
-    The search of the other files emits no id below the model's `num_control_ids` but the end, 3; the caller must do the
-    same. The number is in the file's metadata, under "model".
+    Like the other files, the caller must emit no id below `num_control_ids` (metadata, "model") but the end, 3.
     """
     r, model = tracer_of(run.model, precision), run.model
     with ops.on(r):
@@ -124,10 +126,10 @@ def step_model(run: TrainedRun, precision: str) -> Model:
             rows = keras.tree.flatten(cache["beams"])[0].sizes[0]
             token_ids, index = _positions(token_ids, index, rows)
             r.starts = r.broadcast_to(ops.cast(r.input(STARTS), "int64"), [rows]) if starts else None
-        logits, cache = model.step(token_ids, cache, index)
+        logits, cache, *places = (model.aligned_step if sentences else model.step)(token_ids, cache, index)
         logits = ops.reshape(logits, (*given.sizes, model.vocabulary_size))
         outputs = [(ValueInfo("logits", np.float32, [*tokens.shape, model.vocabulary_size]), logits)]
-        outputs += _presents(cache["beams"], pasts)
+        outputs += [*_presents(cache["beams"], pasts), *((LOOKS, one) for one in places)]
         return model_of(r, [tokens, INDEX, *(pasts[path] for path in in_order(pasts)), *memories, *starts], outputs)
 
 
@@ -215,8 +217,8 @@ def export_onnx(
     precision: str = "float32",
     converter: str = RECORDER,
 ) -> list[Path]:
-    """Writes the graphs of a model into `folder`/onnx: of a translator `translate`, `translate_text`, `encoder` and
-    `step`, of other models those of `graphs_of`.
+    """Writes the graphs of a model into `folder`/onnx: of a translator `translate`, `translate_text`, `encoder`, `step`
+    and `translate_aligned`, of other models those of `graphs_of`.
 
     All use opset 17; those of text need onnxruntime-extensions. float16 is meant for GPUs: states and weights are
     in half, softmax, norms and search in float32. int8 is meant for CPUs: weights have 8 bits and a scale for each
@@ -269,8 +271,8 @@ def write_graph(
     """
     require_traceable(run.model)
     has_list, has_prefix = decoding.n_best != 1, bool(getattr(run.pipeline, "language_tags", None))
-    if name == run.signature.ids_stem and (has_list or has_prefix):
-        model = translate_model(run, decoding, precision, has_list, has_prefix)
+    if name in (run.signature.ids_stem, run.signature.aligned_stem) and (has_list or has_prefix):
+        model = translate_model(run, decoding, precision, has_list, has_prefix, name == run.signature.aligned_stem)
     elif num_listed:
         model = ids_model(run, decoding, precision, num_listed)
     else:
@@ -327,7 +329,12 @@ def ids_model(
 
 
 def translate_model(
-    run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False, with_prefix: bool = False
+    run: TrainedRun,
+    decoding: Decoding,
+    precision: str,
+    with_n_best: bool = False,
+    with_prefix: bool = False,
+    with_alignment: bool = False,
 ) -> Model:
     """A translator of ids: `source_ids` (batch, source) int32 → `target_ids` (batch, target) int32, `score` (batch,).
 
@@ -337,28 +344,46 @@ def translate_model(
             first. If fewer hypotheses exist, the other rows are pad, with the score -inf.
         with_prefix: adds the input `prefix_ids` (batch, prefix) int32, with which translations begin in place of the
             run's own beginning; 0 leaves a position free.
+        with_alignment: adds the output `alignment` (batch, target) int32: for each token the position in `source_ids`
+            at which the model looked most, by the heads that the metadata name; -1 where the end stands, or pad. With
+            a list it also adds `n_best_alignment` (batch, n_best, target).
     """
-    if not (with_n_best or with_prefix):
+    if not (with_n_best or with_prefix or with_alignment):
         return ids_model(run, decoding, precision)
     r: Tracer = tracer_of(run.model, precision)
     translator: Any = run.pipeline
     decoding = decoding if with_n_best else decoding.one_best()
     with ops.on(r):
+        model = Aligned(run.model) if with_alignment else run.model
         source_ids = with_a_column(r.input(SOURCE))
         prefix_ids = r.input(PREFIX) if with_prefix else beginnings(translator.beginning, source_ids)
-        ids, scores = translate_ids(run.model, source_ids, decoding, prefix_ids=prefix_ids)
-        ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
-        scores = scores[:, :size]
-        outputs = [
-            (ValueInfo("target_ids", np.int32, ["batch", "target"]), ids[:, 0]),
-            (ValueInfo("score", np.float32, ["batch"]), scores[:, 0]),
-        ]
-        if with_n_best:
-            outputs += [
-                (ValueInfo("n_best_ids", np.int32, ["batch", size, "target"]), ids),
-                (ValueInfo("n_best_scores", np.float32, ["batch", size]), scores),
-            ]
+        ids, scores = translate_ids(model, source_ids, decoding, prefix_ids=prefix_ids)
+        ids, scores = ids[:, : decoding.num_listed], scores[:, : decoding.num_listed]
+        ids, *places = model.apart(ids) if isinstance(model, Aligned) else [ids]
+        outputs = _hypotheses(trimmed(ids), scores, places, decoding.num_listed if with_n_best else None)
     return model_of(r, [SOURCE, *([PREFIX] if with_prefix else [])], outputs)
+
+
+def _hypotheses(
+    ids: SymbolicTensor, scores: SymbolicTensor, places: Sequence[SymbolicTensor], size: int | None
+) -> list[tuple[ValueInfo, SymbolicTensor]]:
+    """The outputs of the best of ids (batch, n, target), scores (batch, n) and perhaps alignments (batch, n, more), and
+    of lists of `size` of each."""
+    tokens, listed, places = ["target"], ["batch", size], [each[..., : ops.shape(ids)[-1]] for each in places]
+    outputs = [
+        (ValueInfo("target_ids", np.int32, ["batch", *tokens]), ids[:, 0]),
+        (ValueInfo("score", np.float32, ["batch"]), scores[:, 0]),
+    ]
+    if size is not None:
+        outputs += [
+            (ValueInfo("n_best_ids", np.int32, [*listed, *tokens]), ids),
+            (ValueInfo("n_best_scores", np.float32, listed), scores),
+        ]
+    for each in places:
+        outputs.append((ValueInfo("alignment", np.int32, ["batch", *tokens]), each[:, 0]))
+        if size is not None:
+            outputs.append((ValueInfo("n_best_alignment", np.int32, [*listed, *tokens]), each))
+    return outputs
 
 
 def text_model(run: TrainedRun, decoding: Decoding, precision: str, of_ids: OfIds | None = None) -> Model:
@@ -413,12 +438,14 @@ HALVES: dict[str, Make] = {
     "encoder": lambda run, decoding, precision: encoder_model(run, precision),
     "step": lambda run, decoding, precision: step_model(run, precision),
 }
+ALIGNED_MODEL: Make = partial(translate_model, with_alignment=True)
 
 
 def graphs_of(signature: type[Signature]) -> dict[str, Make]:
     """What makes the graphs of an export, by the stems of their files."""
     of_text: dict[str, Make] = {signature.text_stem: text_model} if signature.text_stem else {}
-    return {signature.ids_stem: ids_model, **of_text, **{name: HALVES[name] for name in signature.halves}}
+    aligned = {signature.aligned_stem: ALIGNED_MODEL} if signature.aligned_stem else {}
+    return {signature.ids_stem: ids_model, **of_text, **{name: HALVES[name] for name in signature.halves}, **aligned}
 
 
 def converted_graphs(run: TrainedRun, decoding: Decoding, precision: str) -> dict[str, Make]:

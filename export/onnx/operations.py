@@ -236,7 +236,7 @@ def reduced(
     if operator == "ReduceSum":  # takes the axes as an input
         return r.emit(operator, x, np.array(axes), dtype=x.dtype, sizes=sizes, keepdims=int(keepdims))
     # Counted from the end, ONNX Runtime finds norms, but it gives results of an empty batch a wrong shape.
-    axes = [each - x.ndim for each in axes] if operator == "ReduceMean" else axes
+    axes = [-1] if operator == "ReduceMean" and axes == [x.ndim - 1] else axes
     return r.emit(operator, x, dtype=x.dtype, sizes=sizes, keepdims=int(keepdims), axes=axes)
 
 

@@ -35,6 +35,7 @@ NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chos
 MOST_PIECES = 16  # the longest source, in pieces
 MOST_COMMON = 2000  # pieces, of which sources are made where there is no text
 MAX_BYTES = 2**26  # the largest file with probes
+LEAST_ALIGNED = {"float32": 0.9, "float16": 0.5, "int8": 0.5}  # the share of tokens that look where the model looks
 INT32 = whole(-(2**31), 2**31 - 1)
 PROBE_LENGTHS = (2, 5, 9, 14)  # in random ids, without start and end
 STRIDE = 37  # between neighbours in images that are made up
@@ -48,10 +49,12 @@ Read = TypeVar("Read")  # what a file has of a probe
 
 
 class Answer(NamedTuple):
-    """A translation: its ids with the end, and log P in nats."""
+    """A translation: its ids with the end, log P in nats, and the source position at which each id but the end looks;
+    no positions where nobody tells them."""
 
     ids: Ids
     log_prob: float
+    alignment: Sequence[int] = ()
 
 
 class Probe(NamedTuple):
@@ -74,13 +77,16 @@ class Probe(NamedTuple):
         """
         source_size, target_size = vocabulary_sizes
         target = list_of(whole(PAD + 1, target_size - 1), 1, longest(max_source_length))
+        places = list_of(whole(0, max_source_length), 0, longest(max_source_length))
         found = having(
             source_ids=list_of(whole(PAD + 1, (source_size or target_size) - 1), 1, max_source_length + 1),
-            hypotheses=list_of(having(ids=target, log_prob=float), 1, MAX_OWN_BEAMS),
+            hypotheses=list_of(
+                object_of({"ids": target, "log_prob": float}, {"alignment": places}, others=object), 1, MAX_OWN_BEAMS
+            ),
         ).checked(probe)
         if found["source_ids"][-1] != END:
             raise Mismatch.at("source_ids", f"ids with the end id {END} behind them", found["source_ids"])
-        answers = [Answer(one["ids"], float(one["log_prob"])) for one in found["hypotheses"]]
+        answers = [Answer(one["ids"], float(one["log_prob"]), one.get("alignment", [])) for one in found["hypotheses"]]
         return cls(found["source_ids"], answers)
 
 
@@ -157,7 +163,7 @@ class Differs(Exception):
     @classmethod
     def at(cls, number: int, expected: Answer, received: Answer) -> Differs:
         """Makes the error for a probe, which is counted from 1."""
-        told = (f"{ids!s:.60} with log P {log_prob:.4f}" for ids, log_prob in (expected, received))
+        told = (f"{ids!s:.60} with log P {log_prob:.4f}" for ids, log_prob, _ in (expected, received))
         return cls(f"probe {number}: expected {next(told)}; received {next(told)}")
 
 
@@ -180,12 +186,16 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Decoding |
     if len(sources) < NUM_CANDIDATES:
         made = shortest_sources(tokenizer, tags, most, made_sentences(tokenizer))
         sources = [*dict.fromkeys([*sources, *made])]
-    search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
+    num_beams, length_penalty, max_length = options.num_beams, options.length_penalty, options.max_length
+    search = SearchOptions(num_beams, length_penalty, max_length, n_best=num_beams, alignments=True)
     found = zip(sources, translator.search_ids(sources, search), strict=True)
     return by_largest_margin(
         (
             best.score - (others[0].score if others else 0.0),
-            Probe([*ids, END], [Answer(list(one.ids), one.log_prob) for one in (best, *others)]),
+            Probe(
+                [*ids, END],
+                [Answer(list(one.ids), one.log_prob, [at for at, _ in one.alignment]) for one in (best, *others)],
+            ),
         )
         for ids, [best, *others] in found
     )
@@ -282,7 +292,7 @@ def check(
     for number, (probe, given) in enumerate(zip(probes, answers, strict=True), start=1):
         model = {tuple(one.ids): one.log_prob for one in probe.hypotheses}
         best = probe.hypotheses[0]
-        for ids, log_prob in given:
+        for ids, log_prob, _ in given:
             expected = model.get(tuple(ids), log_prob)
             # NaN is within no bound, and infinity less infinity is NaN.
             if not (ids and abs(log_prob - expected) <= bounds.log_prob * len(ids)):
@@ -295,8 +305,20 @@ def check(
         num_others += tuple(first.ids) not in model
         if num_others > len(probes) / 2:
             raise Differs.at(number, best, first)
+    _check_alignments(probes, answers, precision)
     if abs(off) > bounds.mean_log_prob * num_tokens:
         raise Differs(f"expected the model's log P; received {off / num_tokens:+.4f} nats a token more, on average")
+
+
+def _check_alignments(probes: Sequence[Probe], answers: Sequence[Sequence[Answer]], precision: str) -> None:
+    """Raises Differs unless the best answers that are the model's look where it looks, as far as both tell it."""
+    pairs = [(probe.hypotheses[0], given[0]) for probe, given in zip(probes, answers, strict=True)]
+    told = [(one.alignment, other.alignment) for one, other in pairs if one.ids == other.ids and one.alignment]
+    same = [at == place for one, other in told if other for at, place in zip(one, other, strict=True)]
+    if sum(same) < LEAST_ALIGNED[precision] * len(same):
+        raise Differs(
+            f"expected the model's alignments; received others for {len(same) - sum(same)} of {len(same)} tokens"
+        )
 
 
 def check_computed(probe: ComputedProbe, outputs: Sequence[np.ndarray], precision: str) -> None:

@@ -199,6 +199,11 @@ class ReferenceSearch(ABC):
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         """Returns log P of these ids as answers to the texts at these places; NaN if nobody can say."""
 
+    def attention(self, places: Sequence[int], rows: Sequence[Ids]) -> list[np.ndarray]:
+        """Returns how much each token of these answers, without ends, looks at each piece that is read: (T, S), see
+        `Transformer.alignment_weights`; of a model that is not there, or tells nothing, the same for all."""
+        return [np.zeros((len(row), len(self.read(place)) - 1)) for place, row in zip(places, rows, strict=True)]
+
     @abstractmethod
     def search_start(self, place: int) -> SearchStart | None:
         """Returns the search for a text before its first step; None if the model is not there."""
@@ -263,6 +268,7 @@ class Signature:
     mark: ClassVar[str | None] = None  # a key that the configuration of such a run has, where a task has several
     ids_stem: ClassVar[str]  # the name of the file that takes ids
     text_stem: ClassVar[str]  # the name of the file that takes text
+    aligned_stem = ""  # the name of the ONNX file that takes ids and tells alignments too
     takes = "source_ids"  # the name of its input
     input_type = "int32"
     cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # what is replaced in a text, and by what
@@ -293,6 +299,15 @@ class Signature:
     def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         """Returns the functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
+
+    def ids_signatures(self) -> dict[str, Callable[[Tensor], Outputs]]:
+        """Returns the functions of a SavedModel without text, and of a TFLite file of ids, beside the main one."""
+        return {}
+
+    @classmethod
+    def names_of_signatures(cls, takes_text: bool) -> list[str]:
+        """Returns the names of the signatures that a SavedModel has beside "serving_default"."""
+        return []
 
     @classmethod
     def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
@@ -416,6 +431,10 @@ class Searching(Signature):
 
     def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
         return {**super().signatures(), "n_best": self.n_best}
+
+    @classmethod
+    def names_of_signatures(cls, takes_text: bool) -> list[str]:
+        return ["n_best"] if takes_text else []
 
     @classmethod
     def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from keras_transformer.search.beam_search import beam_search
 from keras_transformer.search.loop import NO_HYPOTHESIS, Cache, Step, id_at, merge_end_ids, merge_end_labels
 from keras_transformer.search.sampling import sample
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.text.tokenizer import PAD
+from keras_transformer.text.tokenizer import END, PAD
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -37,7 +37,9 @@ class Search:
     length_penalty: float
     n_best: int
 
-    def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def run(
+        self, model: Transformer | Aligned, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Finds ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
         step, cache, beginning, length, index = prefill(model, source_ids, prefix_ids, self.num_beams)
         return beam_search(
@@ -52,6 +54,7 @@ class Search:
             num_control_ids=model.num_control_ids,
             prompt_length=length,
             index=index,
+            ids_dtype=getattr(model, "ids_dtype", "int32"),
         )
 
 
@@ -65,7 +68,7 @@ class Sampling:
     top_p: float
 
     def run(
-        self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
+        self, model: Transformer | Aligned, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Draws ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
         step, cache, beginning, _, index = prefill(model, source_ids, prefix_ids, self.num_samples)
@@ -81,6 +84,7 @@ class Sampling:
             beginning,
             model.num_control_ids,
             index,
+            getattr(model, "ids_dtype", "int32"),
         )
 
 
@@ -91,15 +95,42 @@ def search_or_sampling(options: SearchOptions) -> Search | Sampling:
     return Search(options.num_beams, options.length_penalty, options.n_best)
 
 
+class Aligned:
+    """A translator whose searches also tell where it looked: where they give ids, they give id + V · source position,
+    which `apart` divides. So an alignment costs a search hardly more than what it computes of it.
+
+    Args:
+        model: what has `aligned_step`, see `Transformer.aligned_step`.
+        ids_dtype: the type of the loop's integers.
+    """
+
+    def __init__(self, model: Any, ids_dtype: str | None = None):
+        self.model = model
+        self.ids_dtype = ids_dtype or ops.integers()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+        """Takes the model's step, and notes where each beam looks."""
+        logits, cache, places = self.model.aligned_step(token_ids, cache, index)
+        return logits, {**cache, "offsets": ops.cast(places, self.ids_dtype) * self.model.vocabulary_size}
+
+    def apart(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the ids and the source positions, each (..., L) int32; -1 where the end stands, or nothing."""
+        size = self.model.vocabulary_size
+        places, ids = ops.floor_divide(ids, size), ops.mod(ids, size)
+        is_piece = (ids != PAD) & (ids != END)
+        return ops.cast(ids, "int32"), ops.cast(ops.where(is_piece, places, -1), "int32")
+
+
 @dataclass(frozen=True)
 class Alignment:
     """The encoder-decoder attention from which an alignment is read."""
 
     def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor]:
-        """Returns weights (B, T, S): those of the last decoder block but one, averaged over its heads."""
-        layer = max(model.decoder_layers - 2, 0)
-        cross = model.attention_scores({"source_ids": source_ids, "target_ids": target_ids})["cross"]
-        return (ops.mean(cross[layer], axis=1),)
+        """Returns weights (B, T, S), see `Transformer.alignment_weights`."""
+        return (model.alignment_weights({"source_ids": source_ids, "target_ids": target_ids}),)
 
 
 @dataclass(frozen=True)
@@ -291,12 +322,12 @@ class Prefill(NamedTuple):
     position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
 
 
-def prefill(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Prefill:
+def prefill(model: FamilyModel | Aligned, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Prefill:
     """Fills the cache of a search: with a source (B, S) for K beams, or with the beginnings (B, L) that a language
     model reads. A language model has no source: `source_ids` (B, 1) is the id that stands before its beginnings.
     """
     max_length = ops.shape(prefix_ids)[1]
-    if not hasattr(model, "encode"):
+    if not isinstance(model, Aligned) and not hasattr(model, "encode"):
         prompted = PromptForcing(model, source_ids[:, :1], prefix_ids)
         cache, index = prompted.read(num_beams, max_length)
         return Prefill(prompted.step, cache, None, prompt_length(prefix_ids), index)

@@ -52,6 +52,7 @@ class Found(NamedTuple):
 
     ids: np.ndarray  # (B, K, L) int32, with the end id, then pad
     scores: np.ndarray  # (B, K) float32, -inf where there is no hypothesis
+    places: np.ndarray | None = None  # (B, K, L) int32, the source positions where the search looked, if it tells them
 
 
 class Emitted(NamedTuple):
@@ -60,6 +61,17 @@ class Emitted(NamedTuple):
     sentence: Sentence
     ids: Ids  # the end included
     score: float
+    places: Ids = []  # where the search looked for each id, if it tells this
+
+
+Span = tuple[int, int]  # the first character, and the one behind the last
+
+
+class Word(NamedTuple):
+    """A word of a translation, or a part of one, and the characters of the source that it was translated from."""
+
+    source: Span  # in the text that was translated
+    target: Span  # in the translation
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,13 @@ class Hypothesis:
         log_prob: log P(y), the natural logarithm of the model's probability.
         ids: the pieces that were emitted. The last is the end id, unless the translation was cut at its limit.
         alignment: empty unless `SearchOptions.alignments` is set. Otherwise one pair (source piece, target piece) for
-            each target piece but the end, both counted from 0. The source piece is the one to which the model
-            attends most when it predicts the target piece: in the encoder-decoder attention of the last decoder
-            block but one, averaged over its heads (Garg et al. 2019, arXiv 1909.02074). The end of the source
-            is never chosen.
+            each target piece but the end, both counted from 0 over the whole line; each sentence counts its tags. The
+            source piece is the one to which the model attends most when it predicts the target piece: in the
+            encoder-decoder attention of one decoder block, averaged over its heads, see
+            `Transformer.alignment_heads`. The end of the source is never chosen.
+        words: empty unless `SearchOptions.words` is set. Otherwise where the words of the translation come from, in
+            their order; of a word whose pieces look at several words of the source, each part. What is copied looks
+            at itself. Characters are those of Unicode.
     """
 
     text: str
@@ -83,6 +98,7 @@ class Hypothesis:
     log_prob: float
     ids: tuple[int, ...] = (END,)
     alignment: tuple[tuple[int, int], ...] = ()
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,12 +155,14 @@ class Decoder(ABC):
         learned_text: the text that the model learned from, as far as its file tells.
         source_tags, beginning: where graphs translate between chosen languages: the ids with which each source begins,
             and those with which their search makes each translation begin.
+        tells_alignments: whether it aligns translations, or graphs that older versions wrote do not.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
     max_source_length: int
     vocabulary_sizes: tuple[int | None, int]
     num_parallel = 1
+    tells_alignments = True
     own_search: Mapping[str, Any] = {}
     learned_text = LearnedText()
     source_tags: Ids = []
@@ -166,12 +184,13 @@ class Decoder(ABC):
         """
         arrays = arrays_of(sentences, options.max_length)
         found = self._draw(sentences, arrays, options) if options.sampling else self.search(arrays, options)
+        places = np.zeros_like(found.ids) if found.places is None else found.places
         if not np.all(np.any(found.scores > -math.inf, axis=1)):
             raise JobError("a sentence has no translation: the model's weights hold NaN or infinity")
         return [
-            Emitted(sentence, [int(id) for id in row if id != PAD], float(score))
-            for sentence, rows, scores in zip(sentences, found.ids, found.scores, strict=True)
-            for row, score in zip(rows, scores, strict=True)
+            Emitted(sentence, [int(id) for id in row if id != PAD], float(score), looked.tolist())
+            for sentence, rows, scores, looks in zip(sentences, found.ids, found.scores, places, strict=True)
+            for row, score, looked in zip(rows, scores, looks, strict=True)
             if score > -math.inf
         ]
 
@@ -180,8 +199,9 @@ class Decoder(ABC):
         for row, sentence, limit in zip(uniforms, sentences, arrays.limits, strict=True):
             generator = np.random.default_rng([options.seed, sentence.number, sentence.part])
             row[:, :limit] = generator.random((options.n_best, limit), "float32")
-        ids, log_probs = self.sample(arrays, uniforms, options)
-        return Found(ids, log_probs / penalty(np.sum(ids != PAD, axis=-1), options.length_penalty))
+        found = self.sample(arrays, uniforms, options)
+        lengths = np.sum(found.ids != PAD, axis=-1)
+        return found._replace(scores=found.scores / penalty(lengths, options.length_penalty))
 
     def require_checked(self, options: SearchOptions) -> None:  # noqa: B027 (a Keras model needs no check)
         """Checks now, and not first with the first sentence, what answers with these options, if that needs a check.
@@ -221,8 +241,8 @@ class Decoder(ABC):
         """Finds the best hypotheses of a batch."""
 
     @abstractmethod
-    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """Draws hypotheses by `uniforms` (B, K, L) in [0, 1): their ids (B, K, L) and log P (B, K)."""
+    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> Found:
+        """Draws hypotheses by `uniforms` (B, K, L) in [0, 1): their ids (B, K, L), and log P (B, K) as scores."""
 
     @abstractmethod
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
@@ -231,6 +251,15 @@ class Decoder(ABC):
         Raises:
             RequestError: the model does not tell its attention.
         """
+
+    def attention(self, sources: Sequence[Ids], targets: Sequence[Ids]) -> list[np.ndarray]:
+        """Returns how much each token of a target looks at each of its source: (T, S), without ends; see
+        `Transformer.alignment_weights`.
+
+        Raises:
+            RequestError: this decoder has no Keras model.
+        """
+        raise self._without_model()
 
     @abstractmethod
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:

@@ -172,20 +172,21 @@ class KerasDecoder(Decoder):
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         return Found(*self._computations.run(search_or_sampling(options), *arrays))
 
-    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        ids, log_probs = self._computations.run(search_or_sampling(options), *arrays, uniforms)
-        return ids, log_probs
+    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> Found:
+        return Found(*self._computations.run(search_or_sampling(options), *arrays, uniforms))
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
         targets = [[id for id in one.ids if id != END] for one in emitted]
-        source_ids = padded([[*one.sentence.source, END] for one in emitted])
+        found = self.attention([one.sentence.source for one in emitted], targets)
+        return [tuple((int(row.argmax()), target) for target, row in enumerate(weights)) for weights in found]
+
+    def attention(self, sources: Sequence[Ids], targets: Sequence[Ids]) -> list[np.ndarray]:
+        source_ids = padded([[*source, END] for source in sources])
         target_ids = padded([[START, *target] for target in targets])
         (weights,) = self._computations.run(Alignment(), source_ids, target_ids)  # (B, T, S)
-        attended = [
-            np.argmax(rows[: len(target), : len(one.sentence.source)], axis=-1)
-            for rows, target, one in zip(weights, targets, emitted, strict=True)
+        return [
+            rows[: len(target), : len(source)] for rows, target, source in zip(weights, targets, sources, strict=True)
         ]
-        return [tuple((int(source), target) for target, source in enumerate(sources)) for sources in attended]
 
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         source_ids = padded([[*source, END] for source in sources])

@@ -15,10 +15,10 @@ from keras_transformer.checking.probes import Answer, Differs, Probe, ProbesFile
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.machine import num_cores
 from keras_transformer.core.schema import having, list_of, one_of, or_null, parse_json, whole
-from keras_transformer.decoding.computations import search_or_sampling
+from keras_transformer.decoding.computations import Aligned, search_or_sampling
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_graphs import EncoderStepModel, open_session, run, runtime_of
-from keras_transformer.runs.export_folder import PRECISIONS, PROVIDERS, Graphs
+from keras_transformer.runs.export_folder import ALIGNED, PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, longest, penalty, require
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
@@ -33,7 +33,7 @@ FIRST = ("source_tags", "beginning")  # lists of ids that a graph may tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
 # The graphs whose answers are checked together, by the name of the one that is run most.
-CHECKED = {"translate": ("translate",), "step": ("encoder", "step")}
+CHECKED = {"translate": ("translate",), ALIGNED: (ALIGNED,), "step": ("encoder", "step")}
 
 
 class OnnxDecoder(Decoder):
@@ -65,7 +65,8 @@ class OnnxDecoder(Decoder):
         self._sessions: dict[Path, Any] = {}
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
-        self._halves: Any = EncoderStepModel(self._session, {"num_control_ids": self.config["num_control_ids"]})
+        sizes = {name: self.config[name] for name in ("num_control_ids", "vocabulary_size")}
+        self._halves: Any = EncoderStepModel(self._session, sizes)
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
@@ -75,6 +76,10 @@ class OnnxDecoder(Decoder):
     def __repr__(self) -> str:
         return f"{self.graphs.main} in ONNX Runtime, {self.metadata['precision']}"
 
+    @property
+    def tells_alignments(self) -> bool:  # type: ignore[override]
+        return "alignment" in self.metadata and bool(self.graphs.translate_aligned or self.graphs.step)
+
     def check_source_length(self, length: int) -> None:
         if length > self.max_source_length:
             raise RequestError(
@@ -83,7 +88,7 @@ class OnnxDecoder(Decoder):
             )
 
     def require_checked(self, options: SearchOptions) -> None:
-        self._require_checked("translate" if self.serves(options) and not options.sampling else "step")
+        self._require_checked(graph_of(options) if self.serves(options) and not options.sampling else "step")
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         if self.num_parallel > 1 and sum(map(len, batches)) > 1:
@@ -95,23 +100,23 @@ class OnnxDecoder(Decoder):
         return super().decode_all(batches, options)
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        if self.serves(options) and self._begins_as(arrays.prefix_ids):
-            self._require_checked("translate")
-            names = BEST if options.n_best == 1 else N_BEST
-            ids, scores = run(self._session("translate"), names, self._feeds(arrays.source_ids, arrays.prefix_ids))
-            return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
-        return Found(*self._by_halves(arrays, options))
+        if not (self.serves(options) and self._begins_as(arrays.prefix_ids)):
+            return self._by_halves(arrays, options)
+        name = graph_of(options)
+        self._require_checked(name)
+        is_list = options.n_best > 1
+        names = [*(N_BEST if is_list else BEST), *([f"{'n_best_' * is_list}alignment"] if options.alignments else [])]
+        found = run(self._session(name), names, self._feeds(arrays.source_ids, arrays.prefix_ids))
+        return Found(*(found if is_list else [array[:, None] for array in found]))
 
     def serves(self, options: SearchOptions) -> bool:
         """Tells whether the search inside the translator is the one that the options describe."""
-        if self.graphs.translate is None:
-            return False
-        baked = self.metadata["decoding"]
+        name, baked = graph_of(options), self.metadata["decoding"]
         return (
-            (options.num_beams, options.length_penalty, options.max_length)
-            == tuple(map(baked.get, OF_A_MODEL))
-            and (options.n_best == 1 or (self._has_list() and options.n_best == baked.get("n_best")))
-        )  # fmt: skip
+            getattr(self.graphs, name) is not None
+            and (options.num_beams, options.length_penalty, options.max_length) == tuple(map(baked.get, OF_A_MODEL))
+            and (options.n_best == 1 or (self._has_list(name) and options.n_best == baked.get("n_best")))
+        )
 
     def _begins_as(self, prefix_ids: np.ndarray) -> bool:
         """Tells whether translations are to begin as the graph makes them begin, and go on freely."""
@@ -123,32 +128,46 @@ class OnnxDecoder(Decoder):
         )
 
     def _takes_prefix(self) -> bool:
-        return any(given.name == "prefix_ids" for given in self._session("translate").get_inputs())
+        return any(given.name == "prefix_ids" for given in self._session(self._searching).get_inputs())
 
     def _feeds(self, source_ids: np.ndarray, prefix_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the inputs of the translator."""
         prefix = {"prefix_ids": prefix_ids.astype("int32")} if self._takes_prefix() else {}
         return {"source_ids": source_ids, **prefix}
 
-    def _has_list(self) -> bool:
-        return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
+    @property
+    def _searching(self) -> str:
+        """The name of a graph that searches; graphs of one model differ in what they tell alone."""
+        return "translate" if self.graphs.translate else ALIGNED
 
-    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
+    def _has_list(self, name: str) -> bool:
+        return any(output.name == N_BEST[0] for output in self._session(name).get_outputs())
+
+    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> Found:
         return self._by_halves(arrays, options, uniforms)
 
-    def _by_halves(
-        self, arrays: Arrays, options: SearchOptions, *uniforms: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _by_halves(self, arrays: Arrays, options: SearchOptions, *uniforms: np.ndarray) -> Found:
         """Searches or samples in NumPy, with the encoder and the step as graphs."""
         self._require_checked("step")
+        if options.alignments and not self._halves.tells_alignments:
+            raise RequestError(
+                f"{self.graphs.main} tells no alignments, nor does a graph beside it, because an older version wrote "
+                "them: export the run again, or translate with the run"
+            )
         with ops.on(ops.NUMPY):
-            return search_or_sampling(options).run(self._halves, *arrays, *uniforms)
+            model = Aligned(self._halves) if options.alignments else self._halves
+            ids, scores = search_or_sampling(options).run(model, *arrays, *uniforms)
+            if not isinstance(model, Aligned):
+                return Found(ids, scores)
+            ids, places = model.apart(ids)
+            return Found(ids, scores, places)
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
-        raise RequestError(
-            f"alignments need the model's attention, which {self.graphs.main} does not give: translate with the run "
-            "folder and its Keras model"
-        )
+        counts = [len(one.ids) - (END in one.ids) for one in emitted]
+        return [
+            tuple((place, target) for target, place in enumerate(one.places[:count]))
+            for one, count in zip(emitted, counts, strict=True)
+        ]
 
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         labels, num_positions = padded(targets), longest(self.max_source_length)
@@ -202,29 +221,33 @@ class OnnxDecoder(Decoder):
         if not file.probes:
             return
         searches = name != "step"
-        runtime = runtime_of(self._session("translate" if searches else "step"))
+        runtime = runtime_of(self._session(name))
         paths = [path for graph, path in self.graphs.present() if graph in CHECKED[name]]
 
         def compare() -> None:
             alpha = self.metadata["decoding"]["length_penalty"] if searches else 0.0
-            answers = self._searched(file.probes, alpha) if searches else self._forced(file.probes)
+            answers = self._searched(name, file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
         check_once(file, paths, runtime, compare)
 
-    def _searched(self, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
+    def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
         """Searches for each probe: returns the best answer, and then the list if the graph has one."""
         width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
         source_ids = padded([probe.source_ids for probe in probes], width)
-        names = [*BEST, *(N_BEST if self._has_list() else [])]
+        names = [*BEST, *(N_BEST if self._has_list(name) else []), *(["alignment"] if name == ALIGNED else [])]
         own = np.tile(self.beginning, (len(source_ids), 1))
-        ids, scores, *listed = run(self._session("translate"), names, self._feeds(source_ids, own))
+        ids, scores, *listed = run(self._session(name), names, self._feeds(source_ids, own))
         if ids.ndim != 2 or not len(ids) == scores.size == len(probes):
             raise Differs(f"expected {len(probes)} translations; received {ids.shape} ids and {scores.shape} scores")
+        aligned = [row[row >= 0].tolist() for row in listed.pop()] if name == ALIGNED else [[]] * len(ids)
         rows = [[pair] for pair in zip(ids, scores, strict=True)]
         for row, ids, scores in zip(rows, *listed, strict=True) if listed else ():
             row += [(some, score) for some, score in zip(ids, scores, strict=True) if score != -np.inf]
-        return [[answer(row, float(score), length_penalty) for row, score in pairs] for pairs in rows]
+        found = [[answer(row, float(score), length_penalty) for row, score in pairs] for pairs in rows]
+        return [
+            [best._replace(alignment=places), *others] for (best, *others), places in zip(found, aligned, strict=True)
+        ]
 
     def _forced(self, probes: Sequence[Probe]) -> list[list[Answer]]:
         """Returns the model's best hypothesis of each probe, with log P by the two halves."""
@@ -233,11 +256,12 @@ class OnnxDecoder(Decoder):
         return [[Answer(row, float(log_prob))] for row, log_prob in zip(ids, log_probs, strict=True)]
 
     def _read_metadata(self) -> Config:
-        session = self._session("translate" if self.graphs.translate else "step")
+        searches = bool(self.graphs.translate or self.graphs.translate_aligned)
+        session = self._session(self._searching if searches else "step")
         written = session.get_modelmeta().custom_metadata_map
         try:
             session_output = session.get_outputs()[0].name
-            if session_output != ("target_ids" if self.graphs.translate else "logits"):
+            if session_output != ("target_ids" if searches else "logits"):
                 raise ValueError(session_output)
             OF_GRAPH.checked(written)
             decoding, model = parse_json(written["decoding"], DECODING), parse_json(written["model"], MODEL)
@@ -246,6 +270,11 @@ class OnnxDecoder(Decoder):
             return {**written, "model": model, "decoding": decoding, **first}
         except ValueError:
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
+
+
+def graph_of(options: SearchOptions) -> str:
+    """Returns the name of the graph whose search gives what is asked for."""
+    return ALIGNED if options.alignments else "translate"
 
 
 def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:

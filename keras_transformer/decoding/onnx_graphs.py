@@ -230,12 +230,21 @@ class SteppedModel(GraphModel):
 
     def step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache]:
         """Takes the `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+        logits, behind, _ = self._step(token_ids, cache, index, [])
+        return logits, behind
+
+    def _step(
+        self, token_ids: np.ndarray, cache: Cache, index: Tensor, beside: list[str]
+    ) -> tuple[np.ndarray, Cache, list[np.ndarray]]:
+        """Takes `step`, and returns outputs besides."""
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):
             rows = past.shape[:2]  # B, K
             feeds[argument.name] = past.reshape(math.prod(rows), *past.shape[2:])
-        logits, *present = run(self._session_of("step"), None, feeds)
-        return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}
+        names = ["logits", *(argument.name.replace("past_", "present_", 1) for argument in self._past), *beside]
+        logits, *found = run(self._session_of("step"), names, feeds, needed_alone=True)
+        present, others = found[: len(found) - len(beside)], found[len(found) - len(beside) :]
+        return logits, {**cache, "beams": [values.reshape(*rows, *values.shape[1:]) for values in present]}, others
 
     def no_positions(self, batch_size: int, num_beams: int) -> list[np.ndarray]:
         """Returns an empty cache of keys and values."""
@@ -251,6 +260,16 @@ class SteppedModel(GraphModel):
 
 class EncoderStepModel(SteppedModel):
     """A translator in two graphs, encoder and step."""
+
+    @property
+    def tells_alignments(self) -> bool:
+        """Whether the step tells where it looks, as it does not in exports of older versions."""
+        return any(output.name == "alignment" for output in self._session_of("step").get_outputs())
+
+    def aligned_step(self, token_ids: np.ndarray, cache: Cache, index: Tensor) -> tuple[np.ndarray, Cache, np.ndarray]:
+        """Takes a step that tells where it looks; see `Transformer.aligned_step`."""
+        logits, behind, [places] = self._step(token_ids, cache, index, ["alignment"])
+        return logits, behind, places
 
     def encode(self, source_ids: np.ndarray) -> Mapping[str, np.ndarray]:
         """Returns what the step takes of sources (B, S), end included."""

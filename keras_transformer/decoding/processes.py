@@ -65,7 +65,7 @@ class ProcessDecoder(Decoder):
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         return self._ask(methodcaller("search", arrays, options))
 
-    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> Found:
         return self._ask(methodcaller("sample", arrays, uniforms, options))
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:

@@ -391,9 +391,12 @@ class MultiHeadAttention(SelfAttention):
             memory: from `project_memory`.
             memory_mask: booleans (B, 1, S).
         """
+        return self.attend_memory_with_scores(x, memory, memory_mask)[0]
+
+    def attend_memory_with_scores(self, x: Tensor, memory: KeysValues, memory_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what `attend_memory` returns, and the scores (B, N, K, S)."""
         # The beams are the queries of their sentence: (B, K, D) is (B, T, D) with T = K.
-        x, _ = self._attend(self.project_query(x), memory, memory_mask)
-        return x
+        return self._attend(self.project_query(x), memory, memory_mask)
 
     def project_query(self, query: Tensor, shared: PositionTerms | None = None) -> Tensor:
         """Projects queries: (B, T, D) → (B, N, T, H)."""

@@ -255,6 +255,7 @@ class DecoderBlock(_Block):
         memory_mask: Tensor,
         index: Tensor,
         shared: PositionTerms | None = None,
+        scores: list[Tensor] | None = None,
     ) -> tuple[Tensor, Cache]:
         """Decodes one target position of K beams.
 
@@ -265,15 +266,17 @@ class DecoderBlock(_Block):
             memory_mask: booleans (B, 1, S).
             index: the position, from 0.
             shared: the bias and the rotation of this position in self-attention.
+            scores: a list that gets the scores (B, N, K, S) of encoder-decoder attention.
 
         Returns:
             (B, K, D), and the cache with this position in it.
         """
         caches: list[Cache] = []
+        kept = [] if scores is None else scores
         x = self._sublayers(
             x,
             keeping(lambda x: self.self_attention.step(x, cache, index, shared), caches),
-            lambda x: self.cross_attention.attend_memory(x, memory, memory_mask),
+            keeping(lambda x: self.cross_attention.attend_memory_with_scores(x, memory, memory_mask), kept),
         )
         return x, caches[0]
 

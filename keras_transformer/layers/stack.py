@@ -212,6 +212,7 @@ class Stack(Layer):
         memory_mask: Tensor | None,
         index: Tensor,
         shared: PositionTerms | None = None,
+        scores: list[Tensor] | None = None,
     ) -> tuple[Tensor, StackCache]:
         """Decodes one position of K beams; or several of one beam, if the stack has no memory and `supports_prefill`.
 
@@ -219,6 +220,7 @@ class Stack(Layer):
             x: (B, K, D), the states of the beams at `index`; or (B, T, D), those of one beam at T positions.
             cache: from `init_cache`, or from the previous step.
             memory_mask, index, shared: see `DecoderBlock.step`, `CausalBlock.step`. Without a memory there is no mask.
+            scores: a list that gets each layer's scores (B, N, K, S) of the memory.
 
         Returns:
             (B, K or T, D), and the cache with `index` in it.
@@ -227,7 +229,10 @@ class Stack(Layer):
 
         def apply(layer: int, x: Tensor) -> Tensor:
             memory = (cache["sentences"][layer], memory_mask) if self.has_memory else ()
-            x, block_cache = self.blocks_in_order()[layer].step(x, cache["beams"][layer], *memory, index, shared)
+            beside = {"scores": scores} if self.has_memory else {}
+            x, block_cache = self.blocks_in_order()[layer].step(
+                x, cache["beams"][layer], *memory, index, shared, **beside
+            )
             beams.append(block_cache)
             return x
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias, Unpack
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias, Unpack
 
 import keras
 
@@ -20,6 +20,16 @@ from keras_transformer.spec.options import Config, PartConfig
 
 # A name, a class of your own, or a dictionary of name and options.
 PartGiven: TypeAlias = PartConfig | type
+
+
+DEEP = 6  # layers
+
+
+class AlignmentHeads(NamedTuple):
+    """The heads whose mean attention is an alignment."""
+
+    layer: int  # of the decoder, from 0
+    heads: tuple[int, ...]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -186,12 +196,31 @@ class Transformer(FamilyModel):
         Returns:
             Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it.
         """
+        return self._step(token_ids, cache, index)
+
+    def aligned_step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache, Tensor]:
+        """Takes `step`; also returns the source position (B, K) int32 at which each beam looks most, see
+        `alignment_weights`. It is never that of the source's end."""
+        logits, cache, weights = self.weighted_step(token_ids, cache, index)
+        return logits, cache, _places(weights)
+
+    def weighted_step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache, Tensor]:
+        """Takes `step`; also returns how much each beam looks at each source position: (B, K, S) float32 as
+        `alignment_weights` has it, negative where no piece stands."""
+        scores: list[Tensor] = []
+        logits, after = self._step(token_ids, cache, index, scores=scores)
+        behind = ops.cast(cache["sentences"]["mask"], "float32")[:, 1:]  # behind each piece is another, or the end
+        hidden = 2.0 * (ops.pad(behind, [[0, 0], [0, 1]]) - 1.0)
+        return logits, after, self._looked(scores) + ops.expand_dims(hidden, 1)
+
+    def _step(self, token_ids: Tensor, cache: Cache, index: Tensor, **beside: list[Tensor]) -> tuple[Tensor, Cache]:
+        """Takes `step`; a list `scores` gets those (B, N, K, S) of each layer's encoder-decoder attention."""
         sentences = cache["sentences"]
         stack_cache: StackCache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
         shared = self.decoder_stack.position_terms_at(self.positions, stack_cache, position)
         x = self._embed_target(token_ids, position)  # (B, K, D)
-        x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
+        x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared, **beside)
         logits = ops.cast(self.output_embedding.logits(x), "float32")
         return logits, {"beams": stack_cache["beams"], "sentences": sentences}
 
@@ -212,6 +241,26 @@ class Transformer(FamilyModel):
         memory_mask = keys_mask(padding_mask(source_ids))
         _, decoder = self.decoder_stack.with_scores(x, attention_mask, memory, memory_mask, shared=shared)
         return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
+
+    @property
+    def alignment_heads(self) -> list[AlignmentHeads]:
+        """The heads of encoder-decoder attention that tell best which source piece a piece is a translation of; of an
+        ensemble those of each model.
+
+        Of two to four layers the last one aligns number words best (benchmarks/RESULTS.md); of deep models the last but
+        one is known to be best (Garg et al. 2019, arXiv 1909.02074).
+        """
+        layer = self.decoder_layers - (1 if self.decoder_layers < DEEP else 2)
+        return [AlignmentHeads(layer, tuple(range(self.num_heads)))]
+
+    def alignment_weights(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns how much each target position looks at each source position to predict the next token: (B, T, S)
+        float32, the mean of the `alignment_heads`. Arguments: as for `call`."""
+        return self._looked(self.attention_scores(inputs)["cross"])
+
+    def _looked(self, scores: Sequence[Tensor]) -> Tensor:
+        """Returns the mean (B, T, S) of the heads that align, of each layer's scores (B, N, T, S)."""
+        return ops.cast(ops.mean(scores[self.alignment_heads[0].layer], axis=1), "float32")
 
     def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, PositionTerms]:
         """Returns the encoder's inputs: states (B, S, D), the attention mask (B, 1, S), and what positions add."""
@@ -259,12 +308,16 @@ class Ensemble:
         self.models = list(models)
         ((self.source_vocabulary_size, self.vocabulary_size, self.num_control_ids),) = sizes
         self.max_source_length = min(one.max_source_length for one in models)
-        self.decoder_layers = min(one.decoder_layers for one in models)
 
     def arguments(self) -> Config:
         """Returns what describes the ensemble in a file: its sizes, and the arguments of each model."""
         sizes = ("source_vocabulary_size", "vocabulary_size", "num_control_ids", "max_source_length")
         return {**{name: getattr(self, name) for name in sizes}, "models": [one.arguments() for one in self.models]}
+
+    @property
+    def alignment_heads(self) -> list[AlignmentHeads]:
+        """See `Transformer.alignment_heads`."""
+        return [heads for one in self.models for heads in one.alignment_heads]
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -290,18 +343,25 @@ class Ensemble:
 
     def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
         """Computes logits (B, K, V) float32 of the next piece, and the new cache, as `Transformer.step`."""
-        steps = [
-            one.step(token_ids, {"beams": beams, "sentences": sentences}, index)
-            for one, beams, sentences in zip(self.models, cache["beams"], cache["sentences"], strict=True)
-        ]
+        steps = [one.step(token_ids, own, index) for one, own in self._each(cache)]
         return self._mean([logits for logits, _ in steps]), _joined([cache for _, cache in steps])
 
-    def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns "cross" (layers, B, 1, T, S): the mean over models and heads, layers counted from the last."""
-        cross = [one.attention_scores(inputs)["cross"][-self.decoder_layers :] for one in self.models]
-        return {"cross": ops.mean(ops.stack([ops.mean(each, axis=2, keepdims=True) for each in cross]), axis=0)}
+    def aligned_step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache, Tensor]:
+        """Takes `step` with the mean attention of the models, see `Transformer.aligned_step`."""
+        steps = [one.weighted_step(token_ids, own, index) for one, own in self._each(cache)]
+        logits, caches, weights = zip(*steps, strict=True)
+        return self._mean(logits), _joined(caches), _places(_mean_weights(weights))
 
-    def _mean(self, logits: list[Tensor]) -> Tensor:
+    def alignment_weights(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the mean of the models' `Transformer.alignment_weights`."""
+        return _mean_weights([one.alignment_weights(inputs) for one in self.models])
+
+    def _each(self, cache: Cache) -> Iterator[tuple[Transformer, Cache]]:
+        """Yields each model, and its own part of a cache."""
+        for one, beams, sentences in zip(self.models, cache["beams"], cache["sentences"], strict=True):
+            yield one, {"beams": beams, "sentences": sentences}
+
+    def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Returns the logarithm of the mean probabilities, which `log_softmax` leaves as they are."""
         log_probs = ops.stack([ops.log_softmax(ops.cast(each, "float32")) for each in logits])
         return ops.logsumexp(log_probs, axis=0)  # without the logarithm of M, which no softmax sees
@@ -312,5 +372,14 @@ def members_of(model: Transformer | Ensemble) -> list[Transformer]:
     return model.models if isinstance(model, Ensemble) else [model]
 
 
-def _joined(caches: list[Cache]) -> Cache:
+def _places(weights: Tensor) -> Tensor:
+    """Returns the places (...) int32 of the largest of weights (..., S), the first of equal ones."""
+    return ops.cast(ops.top_k(weights, 1)[1][..., 0], "int32")
+
+
+def _mean_weights(weights: Sequence[Tensor]) -> Tensor:
+    return ops.mean(ops.stack([*weights]), axis=0)
+
+
+def _joined(caches: Sequence[Cache]) -> Cache:
     return {name: [cache[name] for cache in caches] for name in ("beams", "sentences")}

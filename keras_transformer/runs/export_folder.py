@@ -21,16 +21,17 @@ RECORDER, TF2ONNX = CONVERTERS = "recorder", "tf2onnx"  # what makes ONNX graphs
 PAGE = "docs/recipients.md"
 ENGINES = ("auto", "onnx", "keras")  # what answers
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
+ALIGNED = "translate_aligned"  # the graph of a translator that tells alignments too
 ONNX = "onnx"  # the folder of an export's graphs, with all that answering with them takes
 TRITON = "triton"  # that of a model repository of the same graphs
 CERTIFICATE = "certificate.json"
 # It rises with any change of the graphs that are written of a model: runs keep graphs under this number.
-GRAPH_FORMAT = 2
+GRAPH_FORMAT = 3
 MAX_METADATA = 2**20  # bytes
 GRAPHS = (".onnx", ".tflite")  # suffixes
 # A small export that comes with this package, of a translator of English number words to German; and where it lies.
 DEMO, OF_DEMO = "demo", Path(__file__).resolve().parents[1] / "demo" / ONNX
-WITH_SEARCH = ("translate", "generate")  # the names of graphs with a search inside
+WITH_SEARCH = ("translate", ALIGNED, "generate")  # the names of graphs with a search inside
 # By which an export, or a part of it, is known.
 MARKS = (CERTIFICATE, ONNX, "*.onnx", "tflite", "*.tflite", "saved_model*", "ctranslate2*", "model.bin")
 
@@ -72,13 +73,15 @@ class Graphs(NamedTuple):
     """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
     search. The translator may be missing, or both halves.
 
-    A language model has a step alone, and a model that does not search one graph, of its outputs.
+    A language model has a step alone, and a model that does not search one graph, of its outputs. The translator that
+    also tells alignments is a graph of its own, so that the other one pays nothing for them.
     """
 
     translate: Path | None
     encoder: Path | None
     step: Path | None
     outputs: Path | None = None
+    translate_aligned: Path | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, precision: str) -> Graphs | None:
@@ -86,8 +89,11 @@ class Graphs(NamedTuple):
         paths = (folder / file_name(name, precision) for name in cls._fields[:3])
         translate, encoder, step = (path if path.is_file() else None for path in paths)
         if translate or encoder:
-            halves = (encoder, step) if encoder and step else (None, None)
-            return cls(translate, *halves) if translate or step else None
+            aligned = folder / file_name(ALIGNED, precision)
+            has_halves, is_told = encoder and step, translate and aligned.is_file()
+            searching = cls(translate, None, None, translate_aligned=aligned if is_told else None)
+            found = searching._replace(encoder=encoder, step=step) if has_halves else searching
+            return found if translate or step else None
         own = [path for path in sorted(folder.glob("*.onnx")) if path.name == file_name(stem_of(path), precision)]
         outputs = [path for path in own if stem_of(path) not in WITH_SEARCH and not stem_of(path).endswith("_text")]
         return cls(None, None, step, *([] if step else outputs[:1])) if step or outputs else None
@@ -95,7 +101,7 @@ class Graphs(NamedTuple):
     @property
     def main(self) -> Path:
         """The file that stands for all of them in messages."""
-        path = self.translate or self.step or self.outputs
+        path = self.translate or self.translate_aligned or self.step or self.outputs
         assert path is not None
         return path
 

@@ -47,14 +47,14 @@ class Candidates(NamedTuple):
     log_probs: Tensor  # (B, C)
     beams: Tensor  # (B, C) which hypothesis is continued
     token_ids: Tensor  # (B, C) by which token
-    ids: Tensor  # (B, C, L) the result
+    ids: Tensor  # (B, C, L) the result, with offsets
 
 
 def beam_search(
     step: Step, cache: Cache, limits: Tensor, num_beams: int = 4, length_penalty: float = 0.6,
     max_length: int | Tensor | None = None, prefix_ids: Tensor | None = None, n_best: int | None = None,
     index_dtype: str | None = None, num_control_ids: int = 4, prompt_length: Tensor | None = None,
-    index: Tensor | None = None,
+    index: Tensor | None = None, ids_dtype: str = "int32",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Finds the best hypotheses of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -71,9 +71,10 @@ def beam_search(
         prompt_length: (B,) the length of the prompt in front, see `decoding.computations.PromptForcing`; |y| leaves it
             out.
         index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
+        ids_dtype: the type of the ids that are returned; larger than int32 if the step's offsets make them large.
 
     Returns:
-        ids (B, n_best, L) int32 and scores (B, n_best) float32, the best first; those that were cut at their limit
+        ids (B, n_best, L) and scores (B, n_best) float32, the best first; those that were cut at their limit
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
@@ -86,7 +87,8 @@ def beam_search(
 
     start = start_beams(cache, bounds, num_beams, n_best or num_beams, index, num_control_ids)
     end = loop.run_loop(advance, start, lambda state: state.done, bounds, first_beams)
-    return best_hypotheses(end, bounds, length_penalty)
+    ids, scores = best_hypotheses(end, bounds, length_penalty)
+    return ops.cast(ids, ids_dtype), scores
 
 
 def start_beams(
@@ -143,15 +145,19 @@ def next_beams(
     state: BeamState, likeliest: Continuations, cache: Cache, bounds: Bounds, num_beams: int, length_penalty: float
 ) -> BeamState:
     """Returns the state after one step: what finished, what lives on, and which sentences are done."""
-    candidates = extend(state, likeliest, num_beams)
+    offsets, cache = loop.without_offsets(cache)
+    candidates = extend(state, likeliest, num_beams, offsets)
     new = keep_finished(state, candidates, bounds, num_beams, length_penalty)
     new = keep_live(new, candidates, num_beams, cache)
     new = freeze(state, new)._replace(index=state.index + 1)
     return new._replace(done=is_done(new, bounds, length_penalty))
 
 
-def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candidates:
-    """Extends the live hypotheses: returns the likeliest continuations of all beams of a sentence."""
+def extend(state: BeamState, likeliest: Continuations, num_beams: int, offsets: Tensor | None = None) -> Candidates:
+    """Extends the live hypotheses: returns the likeliest continuations of all beams of a sentence.
+
+    Their ids get the offsets (B, K) of the beams that they continue, see `loop.Step`.
+    """
     batch_size, num_live, count = ops.shape(likeliest.log_probs)
     log_probs = likeliest.log_probs + state.live_log_probs[..., None]  # (B, K, k)
     all_of_sentence = batch_size, num_live * count
@@ -159,7 +165,8 @@ def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candid
     log_probs, places = loop.k_best(log_probs, num_candidates(num_beams), state.index.dtype)
     beams, token_ids = places // count, loop.gather_beams(token_ids, places)
     here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
-    ids = ops.where(here, token_ids[..., None], loop.gather_beams(state.live_ids, beams))
+    written = token_ids if offsets is None else token_ids + loop.gather_beams(offsets, beams)
+    ids = ops.where(here, written[..., None], loop.gather_beams(state.live_ids, beams))
     return Candidates(log_probs, beams, token_ids, ids)
 
 
@@ -227,7 +234,7 @@ def best_hypotheses(state: BeamState, bounds: Bounds, length_penalty: float) -> 
     ids = ops.where(finished[..., None], state.finished_ids, loop.gather_beams(state.live_ids, live))
     found = loop.exists(scores)
     # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
-    return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
+    return ops.where(found[..., None], ids, PAD), scores * ops.where(found, 1.0, 1e38)
 
 
 def counted(bounds: Bounds, tokens: Tensor) -> Tensor:

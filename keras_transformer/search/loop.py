@@ -18,7 +18,8 @@ from keras_transformer.text.tokenizer import END, PAD, START
 # {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}. When beams change places, what is under
 # "beams" moves with them; what is under "sentences" stays.
 Cache = dict[str, Tensor]
-# (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache)
+# (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache). The cache may also hold "offsets" (B, K), in the type
+# of the loop's integers: they are added to the ids of the next tokens, in the result alone. So a step notes something.
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
 State = TypeVar("State", bound=NamedTuple)
 
@@ -102,6 +103,11 @@ def run_loop(
         return tuple(advance(state._make(fields), bounds))
 
     return state._make(ops.while_loop(goes_on, body, tuple(begin(state))))
+
+
+def without_offsets(cache: Cache) -> tuple[Tensor | None, Cache]:
+    """Takes the offsets, see `Step`, out of a cache."""
+    return cache.get("offsets"), {name: part for name, part in cache.items() if name != "offsets"}
 
 
 def fill_prompt(ids: Tensor, index: Tensor | None, num_control_ids: int) -> Tensor:

@@ -25,7 +25,7 @@ class SampleState(NamedTuple):
 def sample(
     step: Step, cache: Cache, limits: Tensor, uniforms: Tensor, num_samples: int = 1, temperature: float = 1.0,
     top_k: int = 0, top_p: float = 1.0, prefix_ids: Tensor | None = None, num_control_ids: int = 4,
-    index: Tensor | None = None,
+    index: Tensor | None = None, ids_dtype: str = "int32",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draws K independent translations of each sentence.
 
@@ -33,7 +33,7 @@ def sample(
     nor on the other sentences in the batch.
 
     Args:
-        step, cache, limits, prefix_ids, num_control_ids, index: as for `beam_search`.
+        step, cache, limits, prefix_ids, num_control_ids, index, ids_dtype: as for `beam_search`.
         uniforms: (B, K, L) float32 in [0, 1).
         num_samples: K.
         temperature: divides the logits.
@@ -57,16 +57,18 @@ def sample(
     ids = loop.fill_prompt(first.ids, index, num_control_ids)
     start = SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
     state = loop.run_loop(advance, start, lambda state: state.done, bounds)
-    return ops.cast(state.ids, "int32"), state.log_probs
+    return ops.cast(state.ids, ids_dtype), state.log_probs
 
 
 def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Tensor, cache: Cache) -> SampleState:
     """Appends the tokens (B, K) that were drawn, each with its log-probability (B, K)."""
     here = ops.equal(ops.arange(ops.shape(state.ids)[-1]), state.index)  # (L,)
+    offsets, cache = loop.without_offsets(cache)
+    written = token_ids if offsets is None else token_ids + offsets
     return SampleState(
         index=state.index + 1,
         token_ids=token_ids,
-        ids=ops.where(here & ~state.done[..., None], token_ids[..., None], state.ids),
+        ids=ops.where(here & ~state.done[..., None], written[..., None], state.ids),
         log_probs=state.log_probs + ops.where(state.done, 0.0, log_probs),
         done=state.done | (token_ids == END) | (state.index + 1 >= limits)[:, None],
         cache=cache,

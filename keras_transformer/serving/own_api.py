@@ -57,10 +57,11 @@ MODEL = a.shape(
     certificate=a.shape(holds=a.BOOLEAN, artefacts=a.several(a.shape(name=a.STRING, holds=a.BOOLEAN))),
     limits={"type": "object"},
 )  # fmt: skip
+WORD = a.shape(source=a.several(a.INTEGER), target=a.several(a.INTEGER))
 TRANSLATION = a.shape(
-    "detected", text=a.STRING, score=a.NUMBER, log_prob=a.NUMBER,
-    alternatives=a.several(a.shape(text=a.STRING, score=a.NUMBER)),
-    detected=a.shape(language=a.STRING, confidence=a.NUMBER),
+    "detected", "words", text=a.STRING, score=a.NUMBER, log_prob=a.NUMBER,
+    alternatives=a.several(a.shape("words", text=a.STRING, score=a.NUMBER, words=a.several(WORD))),
+    detected=a.shape(language=a.STRING, confidence=a.NUMBER), words=a.several(WORD),
 )  # fmt: skip
 GENERATED = a.shape(
     text=a.STRING, finish_reason=a.STRING, log_prob=a.NUMBER, num_prompt_tokens=a.INTEGER, num_tokens=a.INTEGER
@@ -104,6 +105,7 @@ def translate_body(limits: Limits) -> Body:
         "model": MODEL_NAME,
         "beams": a.a_whole(beams, 1, limits.max_beams),
         "n_best": a.a_whole("Translations of each text: the best, and alternatives.", 1, limits.max_beams, 1),
+        "words": a.a_flag("Whether to tell from which characters of the text each word comes."),
         "stream": a.a_flag("Whether to tell each sentence as soon as it is translated, as server-sent events."),
     }
     return Body("translate", fields)
@@ -162,7 +164,7 @@ def about(model: Hosted, limits: Limits) -> JSON:
 
 def _of_engine(model: Hosted) -> JSON:
     if isinstance(model.engine, TranslationEngine):
-        return {"beams": model.engine.options().num_beams}
+        return {"beams": model.engine.options().num_beams, "words": model.engine.tells_words}
     return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": [*model.engine.verbs]}
 
 
@@ -175,16 +177,17 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
     texts = as_list(given["text"])
     chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
-    work = await submitted(http, texts, chosen, given["beams"], given["n_best"])
+    work = await submitted(http, texts, chosen, given["beams"], given["n_best"], given["words"])
     if given["stream"]:
-        return Events(http, _translation_events(work, chosen), work)
+        return Events(http, _translation_events(work, chosen, given["words"]), work)
     found = await answers_of(http, work)
-    return JSONResponse(_translations(found, chosen))
+    return JSONResponse(_translations(found, chosen, given["words"]))
 
 
 async def submitted(
-    http: Request, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1
-) -> Divided[list[Hypothesis]]:
+    http: Request, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1,
+    words: bool = False,
+) -> Divided[list[Hypothesis]]:  # fmt: skip
     """Asks the chosen models for translations.
 
     Raises:
@@ -193,37 +196,44 @@ async def submitted(
     """
 
     def submit(choice: Choice, places: list[int]) -> Work[list[Hypothesis]]:
-        options = choice.engine.options(num_beams=beams, n_best=n_best)
+        options = choice.engine.options(num_beams=beams, n_best=n_best, words=words)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
     room = service_of(http).host.scheduler.room
     return await submitting(http, texts, lambda: Divided.submit(chosen, submit), room)
 
 
-def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice]) -> JSON:
+def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice], words: bool) -> JSON:
     names = dict.fromkeys(choice.model.name for choice in chosen)
-    told = [_translation(nbest, choice) for nbest, choice in zip(found, chosen, strict=True)]
+    told = [_translation(nbest, choice, words) for nbest, choice in zip(found, chosen, strict=True)]
     return {"translations": told, "model": ", ".join(names)}
 
 
-def _translation(nbest: Sequence[Hypothesis], choice: Choice) -> JSON:
+def _translation(nbest: Sequence[Hypothesis], choice: Choice, words: bool) -> JSON:
     best, *others = nbest
     told: JSON = {
         "text": best.text,
         "score": best.score,
         "log_prob": best.log_prob,
-        "alternatives": [{"text": other.text, "score": other.score} for other in others],
+        "alternatives": [{"text": one.text, "score": one.score, **_words(one, words)} for one in others],
+        **_words(best, words),
     }
     if choice.found:
         told["detected"] = {"language": choice.found[0], "confidence": round(choice.found[1], 4)}
     return told
 
 
-async def _translation_events(work: Divided[list[Hypothesis]], chosen: Sequence[Choice]) -> AsyncGenerator[bytes, None]:
+def _words(found: Hypothesis, is_asked: bool) -> JSON:
+    return {"words": [word._asdict() for word in found.words]} if is_asked else {}
+
+
+async def _translation_events(
+    work: Divided[list[Hypothesis]], chosen: Sequence[Choice], words: bool
+) -> AsyncGenerator[bytes, None]:
     async for part in work.parts():
         sentence = {"index": part.text, "sentence": part.part, "num_sentences": part.num_parts, "line": part.line}
         yield event({**sentence, "text": part.answer[0].text}, "item")
-    yield event(_translations(await work.answers(), chosen), "done")
+    yield event(_translations(await work.answers(), chosen, words), "done")
 
 
 async def generation(

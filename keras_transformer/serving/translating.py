@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,9 +67,9 @@ class TranslationEngine:
         """
         translator = load(folder, num_threads=1, engine="onnx")
         engine, own = cls(model, translator, scheduler), translator.search_options()
-        translator.decoder.require_checked(own)
-        if engine.graphs.step:  # the halves of this very export, before clients ask for them
-            translator.decoder.require_checked(replace(own, sampling=True))
+        # All graphs of this very export are opened before clients ask for them.
+        for asked in (own, replace(own, words=engine.tells_words), replace(own, sampling=bool(engine.graphs.step))):
+            translator.decoder.require_checked(asked)
         return engine
 
     @property
@@ -82,6 +82,11 @@ class TranslationEngine:
         """Raises RequestError if the graphs have another search inside, and no halves for one around them."""
         decoder = self.translator.decoder
         assert isinstance(decoder, OnnxDecoder)
+        if options.words and not self.tells_words:
+            raise RequestError(
+                f"the model {self.model} does not tell where words come from, because an older version exported it: "
+                "leave words out, or export the run again"
+            )
         if not (decoder.graphs.step or (decoder.serves(options) and not options.sampling)):
             own = self.translator.search_options()
             raise RequestError(
@@ -106,6 +111,11 @@ class TranslationEngine:
         """
         return self.translator.search_options(**given)
 
+    @property
+    def tells_words(self) -> bool:
+        """Whether translations may tell where their words come from."""
+        return self.translator.decoder.tells_alignments
+
     def submit(
         self, texts: Sequence[str], options: SearchOptions, source: str | None = None, target: str | None = None
     ) -> Request[NBest]:
@@ -127,7 +137,8 @@ class TranslationEngine:
         """
         translator = self.translator if source is target is None else self.translator.between(source, target)
         self._require_served(options)
-        passages = _passages(translator, options)
+        most, learned = translator.max_source_length, translator.learned_text
+        passages = Passages(translator.tokenizers, most, options, learned, translator.direction)
         layouts = [*map(Layout, texts)]
         lines = [(number, (line, "")) for number, line in enumerate(line for one in layouts for line in one.lines)]
         fitted, sentences = passages.fitted(passages.taken_apart(lines))
@@ -145,12 +156,6 @@ class TranslationEngine:
             [Item(shared, one, _num_tokens(one, options), place, request) for place, one in enumerate(sentences)],
         )
         return request
-
-
-def _passages(translator: Translator, options: SearchOptions) -> Passages:
-    apart = replace(options, n_best=1)  # each sentence has a list of its own
-    most, learned = translator.max_source_length, translator.learned_text
-    return Passages(translator.tokenizers, most, apart, learned, translator.direction)
 
 
 def _too_long_message(passages: Passages) -> str:
@@ -199,7 +204,7 @@ def _joined(
     for sentence, nbest in zip(sentences, found, strict=True):
         all_found[sentence.place] = _nbest(nbest)
     lines = passages.joined(fitted, all_found)
-    return [_filled(layout, lines) for layout in layouts]
+    return [layout.joined(lines, passages.options) for layout in layouts]
 
 
 def _part(place: _Place, found: object) -> Part[NBest]:
@@ -209,17 +214,3 @@ def _part(place: _Place, found: object) -> Part[NBest]:
 def _nbest(found: object) -> NBest:
     assert isinstance(found, list)
     return found
-
-
-def _filled(layout: Layout, lines: Iterator[NBest]) -> NBest:
-    """Returns the translations of a text, from those of its lines: the best of all lines, then the second best, …"""
-    of_lines = [next(lines) for _ in layout.lines]
-    if len(of_lines) == 1 and len(layout.parts) == 1:
-        return of_lines[0]
-    answers = []
-    for rank in range(max(map(len, of_lines), default=1)):
-        chosen = [one[min(rank, len(one) - 1)] for one in of_lines]
-        text = layout.filled(iter([one.text for one in chosen]))
-        ids = tuple(id for one in chosen for id in one.ids)
-        answers.append(Hypothesis(text, sum(one.score for one in chosen), sum(one.log_prob for one in chosen), ids))
-    return answers

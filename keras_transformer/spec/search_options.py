@@ -51,13 +51,14 @@ class SearchOptions:
         seed: for sampling. The same seed gives the same line in the same place the same translations, whatever the
             batch size.
         alignments: also align each translation with its source.
+        words: also tell which characters of the source each word was translated from; it sets `alignments`.
         batch_size: how many sentences to translate at once.
         split: "sentences": the sentences of a line are translated apart, as many together as the lines hold that the
             model learned from, and joined by the white space between them; indentation and the mark of a list's item
             stay. "lines": only a line that is too long for the model is split. "off": such a line is cut. Of a line
-            that is split, the score is the sum of its parts' scores, and so is log P. Lines with a prefix, and all
-            lines with n-best lists or alignments, are translated as they are. "split" and "cut" are other spellings
-            of "lines" and "off".
+            that is split, the score is the sum of its parts' scores, and so is log P; its n best are those with the
+            best sums, of samples the k-th has the k-th of each part. Lines with a prefix are translated as they are.
+            "split" and "cut" are other spellings of "lines" and "off".
 
     Raises:
         RequestError: a value is out of its range.
@@ -73,10 +74,12 @@ class SearchOptions:
     top_p: float = 1.0
     seed: int = 0
     alignments: bool = False
+    words: bool = False
     batch_size: int = 64
     split: str = "sentences"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "alignments", self.alignments or self.words)
         for name, allowed in VALUES.items():
             require(name, getattr(self, name), allowed)
         object.__setattr__(self, "split", OTHER_SPELLINGS.get(self.split, self.split))

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -45,8 +46,8 @@ MAX_CHAT = 1_000_000  # characters
 CHAT_SECONDS = 2  # the processor's
 CHAT_BYTES = 2**28  # more memory than the process has at its beginning
 UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER} a \N{SNOWMAN}\N{COMET}"
-STORED = object_of({"ids": list_of(whole(0, MAX_ID)), "has_mask": bool, "tokenizer": str}, {"chat_template": str})
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no UTF-8, such as a part of a character
+STORED = object_of({"ids": list_of(whole(0, MAX_ID)), "has_mask": bool, "tokenizer": str}, {"chat_template": str})
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -128,6 +129,17 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         rows = self.library.encode_batch([plain(line) for line in strings_of(lines)])
         return [self._read(row.ids)[: -1 if self.has_end else None] for row in rows]
+
+    def source_spans(self, line: str) -> list[tuple[int, int]]:
+        offsets = self.library.encode(plain(string_of(line))).offsets
+        return offsets[self.has_start : len(offsets) - self.has_end]
+
+    def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        kept = until_end(ids)
+        (text, *beginnings) = self.decode([kept, *(kept[: 1 + place] for place in range(len(kept)))])
+        # What is no whole character yet is a character of replacement. The last beginning is the whole.
+        ends = [min(len(one.rstrip(NO_CHARACTER)), len(text)) for one in beginnings[:-1]] + [len(text)] * bool(kept)
+        return [*pairwise(accumulate([0, *ends], max))]
 
     def encode_masked(self, line: str) -> list[int]:
         """Encodes a line as `encode` does; each `<mask>` is the mask, for a vocabulary with `has_mask`."""

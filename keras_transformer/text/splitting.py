@@ -252,21 +252,22 @@ def _ends_of(kind: re.Pattern[str], text: str) -> Iterator[int]:
     return (found.end() for found in kind.finditer(text))
 
 
-def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
-    """Joins the translations of sentences into one line.
+def joined(texts: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
+    """Joins the translations of sentences into one line, and tells where each of them begins.
 
     Args:
         texts: the translations.
         spaces: the white space that stood between each sentence and the next. Where there was none, or a single space,
             the language of the translations decides: a space, but none after a Chinese or Japanese character.
     """
-    line = ""
+    line, starts = "", list[int]()
     for text, space in zip(texts, ["", *spaces], strict=True):
         if line and text:
             usual = "" if _is_unspaced(line[-1]) else " "
             line += usual if space in ("", " ") else space
+        starts.append(len(line))
         line += text
-    return line
+    return line, starts
 
 
 def _is_unspaced(character: str) -> bool:

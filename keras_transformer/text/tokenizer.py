@@ -249,6 +249,18 @@ class Tokenizer:
         texts = self._processor.decode([until_end(row) for row in ids])
         return [one_line(text).strip() for text in texts]
 
+    def source_spans(self, line: str) -> list[tuple[int, int]]:
+        """Returns where each piece of `encode` stands in a line: its first character, and the one behind its last. The
+        space before a word is in the span of its first piece."""
+        return self._processor.encode(plain(string_of(line)), return_type="offset_mapping")["offsets"]
+
+    def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns where each id adds characters to the line of `decode`, as `source_spans` does."""
+        found = self._processor.decode(until_end(ids), return_type="offset_mapping")
+        text = found["text"]
+        cut, most = len(text) - len(text.lstrip()), len(text.strip())
+        return [tuple(min(max(at - cut, 0), most) for at in span) for span in found["offsets"]]
+
     def encode_text(self, text: str) -> list[int]:
         """Ids of the pieces of a text of any number of lines, for a vocabulary with `has_line_breaks`."""
         return self._processor.encode(valid_unicode(string_of(text).replace("\0", " ")))

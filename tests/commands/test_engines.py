@@ -87,11 +87,18 @@ def test_what_graphs_cannot_do_is_done_with_keras_or_with_the_two_halves(run_fol
     short, prefixes = ["--max-length", 6], ["--prefix", tmp_path / "prefixes"]
     asked = [[*short, "--sample", "--seed", 3], [*short, "--beams", 1, *prefixes], [*short, *prefixes, "--n-best", 2]]
     expected = [translate(run_folder, *flags) for flags in asked]
-    assert translate(run_folder, *short, "--beams", 1, "--alignments")[0] == 0
-    assert keras_is_used.call_count == 4 and not graphs_in(run_folder)
+    assert keras_is_used.call_count == 3 and not graphs_in(run_folder)
     for flags, found in zip(asked, expected, strict=True):
         assert translate(run_folder, *flags, "--engine", "onnx") == found and found[0] == 0
-    assert keras_is_used.call_count == 4 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
+    assert keras_is_used.call_count == 3 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
+
+
+def test_alignments_come_from_a_graph_of_their_own(run_folder, keras_is_used):
+    flags = [*SEARCH, "--n-best", 2, "--alignments"]
+    found = translate(run_folder, *flags)
+    assert found == translate(run_folder, *flags, "--engine", "keras") and found[0] == 0
+    assert keras_is_used.call_count == 1
+    assert [name for name in graphs_in(run_folder) if not name.endswith("-best2-aligned.onnx")] == []
 
 
 @pytest.mark.parametrize("flags", [["--sample"], ["RUN"]], ids=["halves", "two"])
@@ -116,7 +123,6 @@ def test_processes_share_the_cores_and_each_has_one_thread_at_least(monkeypatch)
 
 def test_what_no_engine_can_do_is_refused(run_folder):
     for flags, message in {
-        "--engine onnx --alignments": "--engine onnx cannot do this: --alignments needs the model's attention",
         "--precision int8 --engine keras": "--precision int8 needs ONNX Runtime: leave out --engine keras",
         "--threads 0": "--threads: must be a whole number from 1 to 1,000; received: 0",
     }.items():

@@ -67,7 +67,7 @@ def scores_of(translator, *options, **more):
 def test_the_probability_of_a_piece_is_the_mean_and_an_alignment_is_of_the_mean_attention(runs, together):
     """Against NumPy, from what each model says alone; step by step with caches, and all at once.
 
-    Both models have two layers, of which alignments read the first.
+    Both models have two layers, of which alignments read the last.
     """
     models = [load(run, engine="keras").model for run in runs]
     found = hypotheses(together, 2, 0.0, 5, n_best=1, alignments=True)
@@ -81,7 +81,7 @@ def test_the_probability_of_a_piece_is_the_mean_and_an_alignment_is_of_the_mean_
         expected = np.log(np.mean(each, axis=0)).sum()
         np.testing.assert_allclose([best.log_prob, *together.log_probs([source], [labels])], [expected] * 2, rtol=1e-4)
         inputs["target_ids"] = np.array([[START, *pieces]])
-        cross = [np.asarray(model.attention_scores(inputs)["cross"])[0, 0].mean(0) for model in models]
+        cross = [np.asarray(model.attention_scores(inputs)["cross"])[-1, 0].mean(0) for model in models]
         places = np.mean(cross, axis=0)[: len(pieces), : len(source)].argmax(-1)
         assert best.alignment == tuple((int(place), number) for number, place in enumerate(places))
 

@@ -72,12 +72,13 @@ def test_graphs_are_made_with_any_number_of_threads_after_keras_has_computed(run
         shutil.rmtree(Path(run) / "cache")
 
 
-def test_keras_is_used_once_for_alignments_attention_and_the_model(run, translator, keras_is_used):
+def test_keras_is_used_once_for_attention_and_the_model_and_not_for_alignments(run, translator, keras_is_used):
     found = load(run)
     found.translate(LINES[:1])
     assert not keras_is_used.called
     aligned = [one.n_best(LINES[-1:], num_beams=1, max_length=5, alignments=True) for one in (found, translator)]
     assert aligned[0][0][0].alignment == aligned[1][0][0].alignment != ()
+    assert not keras_is_used.called
     assert found.model is translator.model and [*found.attention("two dogs")] == [*translator.attention("two dogs")]
     assert keras_is_used.call_count == 1
 

@@ -114,8 +114,6 @@ def test_wrong_requests_are_refused(export, exported, tmp_path):
         ("expected translate-float16.onnx.*received .*--precision float16", load(export, precision="float16")),
         ("at most 40.*received: 41", load(export, max_source_length=41)),
         ("at most 90 pieces.*received one of", lambda: exported.score(["two"], ["two dogs run " * 60])),
-        (r"alignments need the model's attention, which .*translate\.onnx",
-         lambda: exported.n_best(["two dogs"], num_beams=3, alignments=True)),
         ("expected a translator with a Keras model", lambda: exported.save(tmp_path / "run")),
     ]  # fmt: skip
     for message, request in refused:
@@ -125,7 +123,9 @@ def test_wrong_requests_are_refused(export, exported, tmp_path):
 
 def test_graphs_that_are_missing_are_missed_by_the_searches_that_need_them(copy, exported):
     (copy / "onnx" / "step.onnx").rename(copy / "step.onnx")
-    assert ExportFolder(copy).graphs("float32") == Graphs(copy / "onnx" / "translate.onnx", None, None)
+    folder = copy / "onnx"
+    expected = Graphs(folder / "translate.onnx", None, None, translate_aligned=folder / "translate_aligned.onnx")
+    assert ExportFolder(copy).graphs("float32") == expected
     without_halves = keras_transformer.load(copy)
     assert without_halves.translate(["two dogs"], num_beams=3) == exported.translate(["two dogs"], num_beams=3)
     with pytest.raises(RequestError, match=r"needs encoder\.onnx and step\.onnx.*'num_beams': 3"):

@@ -3,23 +3,27 @@
 import random
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keras_transformer
 from export.artefacts import Decoding, open_run
-from keras_transformer.decoding.decoder import Decoder, Found, Hypothesis
+from keras_transformer.decoding.decoder import Decoder, Found, Hypothesis, Word
 from keras_transformer.spec.search_options import SearchOptions
-from keras_transformer.tasks.translation.passages import Passages
+from keras_transformer.tasks.translation.passages import Layout, Passages, combined
 from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tasks.translation.words import words_of
 from keras_transformer.text.sentences import padded
 from keras_transformer.text.splitting import RULED, WITHOUT_ORDINALS, LearnedText, is_copied, may_have_ordinals
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]
 LONG = " ".join(SENTENCES)
-WHOLE = "n-best lists, alignments and what begins with a prefix are of whole lines"
+WHOLE = "what begins with a prefix is of whole lines"
 
 
 class Backwards(Decoder):
@@ -35,14 +39,19 @@ class Backwards(Decoder):
         sources = [[id for id in row if id > END][::-1] for row in arrays.source_ids.tolist()]
         lists = [[[*ids[: len(ids) - skip], END] for skip in range(options.n_best)] for ids in sources]
         ids = np.stack([padded(some, arrays.source_ids.shape[1] + 1) for some in lists])
-        return Found(ids, -0.01 * ids.sum(-1).astype("float32"))
+        return Found(ids, -0.01 * ids.sum(-1).astype("float32") - np.arange(options.n_best, dtype="float32"))
 
     def sample(self, arrays, uniforms, options):
         ids = (4 + 60 * uniforms[..., :9]).astype("int32")
-        return ids, -np.ones(ids.shape[:2], "float32")
+        return Found(ids, -np.ones(ids.shape[:2], "float32"))
 
     def align(self, emitted):
-        return [((0, 0),)] * len(emitted)
+        """Each piece looks where it was."""
+        kept = [[at for at, id in enumerate(one.sentence.source) if id > END][::-1] for one in emitted]
+        return [
+            tuple((at, number) for number, at in enumerate(places[: len(one.ids) - 1]))
+            for one, places in zip(emitted, kept, strict=True)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +162,91 @@ def test_random_lines_of_any_characters_come_back_one_for_one(backwards):
     assert len(found) == len(lines) and all(len(text.splitlines()) <= 1 and text.encode() is not None for text in found)
 
 
-@pytest.mark.parametrize("options", [{"n_best": 2, "num_beams": 2}, {"alignments": True}, {"prefixes": ["one"]}])
-def test_lists_alignments_and_prefixes_are_of_whole_lines_and_this_is_told(backwards, short, capsys, options):
-    lines = [f" {LONG}"]
-    assert found_by(backwards, lines, **options, split="sentences") == found_by(backwards, lines, **options)
+def test_what_has_a_prefix_is_of_whole_lines_and_this_is_told(backwards, short, capsys):
+    lines, prefixes = [f" {LONG}"], ["one"]
+    assert found_by(backwards, lines, prefixes, split="sentences") == found_by(backwards, lines, prefixes)
     assert told(capsys) == [f"warning: 1 line(s) of several sentences were translated as they are: {WHOLE}"]
-    assert found_by(short, [LONG], **options) == found_by(short, [LONG], **options, split="off")
+    assert found_by(short, [LONG], prefixes) == found_by(short, [LONG], prefixes, split="off")
     split, cut = told(capsys)
     assert cut == f"warning: 1 source(s) were over {short.max_source_length} pieces and were cut"
     assert split == f"{cut}: {WHOLE}"
+
+
+def test_an_alignment_counts_the_pieces_of_the_whole_line(backwards):
+    [[whole]] = found_by(backwards, [f"- {LONG}"], alignments=True, split="sentences")
+    pieces = [piece for text in SENTENCES for piece in backwards.source_tokenizer.encode([text])[0]]
+    assert [pieces[source] for source, _ in whole.alignment] == [*whole.ids[:-1]]
+    assert [target for _, target in whole.alignment] == [*range(len(whole.ids) - 1)]
+
+
+def test_lists_of_a_line_of_several_sentences_are_the_choices_with_the_best_sums(backwards):
+    lists = found_by(backwards, SENTENCES, n_best=3, num_beams=3)
+    [found] = found_by(backwards, [LONG], n_best=3, num_beams=3, split="sentences")
+    sums = sorted((sum(one.score for one in choice) for choice in product(*lists)), reverse=True)
+    assert [one.score for one in found] == pytest.approx(sums[:3])
+    assert len({one.ids for one in found}) == 3
+    [drawn] = found_by(backwards, [LONG], n_best=2, sampling=True, split="sentences")
+    assert len(drawn) == 2 and drawn[0].ids != drawn[1].ids
+
+
+@given(st.data())
+def test_no_choice_that_is_left_out_is_better(data):
+    """Hypotheses that were cut stand behind the others, whatever their score is."""
+    scores = st.lists(st.integers(-9, 0), min_size=1, max_size=4)
+    lists = [
+        [Hypothesis("", score, 0.0, (END,)) for score in sorted(ended, reverse=True)]
+        + [Hypothesis("", score, 0.0, (4,)) for score in sorted(cut, reverse=True)]
+        for ended, cut in data.draw(
+            st.lists(st.tuples(scores, st.lists(st.integers(-9, 0), max_size=2)), min_size=2, max_size=4)
+        )
+    ]
+
+    def rank(choice):
+        return sum(END not in one.ids for one in choice), -sum(one.score for one in choice)
+
+    count = data.draw(st.integers(2, 5))
+    found = combined(lists, count)
+    assert [rank(choice) for choice in found] == sorted(map(rank, product(*lists)))[:count]
+    assert combined(lists, 1) == [[some[0] for some in lists]]
+
+
+def words(text: str, hypothesis: Hypothesis) -> list[tuple[str, str]]:
+    return [(text[slice(*one.source)], hypothesis.text[slice(*one.target)]) for one in hypothesis.words]
+
+
+def test_words_are_told_against_the_whole_text(backwards):
+    text = "  - Two dogs run!  The \ud800 sea.\r\n\n--- \nseven hundred\n"
+    layout, options = Layout(text), backwards.search_options(words=True, n_best=2, num_beams=2)
+    assert options.alignments
+    found = layout.joined(backwards.stream(layout.lines, options), options)
+    assert len(found) == 2 and found[0].text == backwards.translate(text, num_beams=2)
+    for one in found:
+        assert {word.strip(".!") for word, _ in words(text, one)} <= {
+            *re.findall(r"\w+", text),
+            "---",
+            "\ud800 sea",
+            "",
+        }
+        spans = [span for word in one.words for span in word.target]
+        assert spans == sorted(spans) and all(target.strip() == target != "" for _, target in words(text, one))
+    assert ("---", "---") in words(text, found[0])
+    assert found[0].words[-1].source[1] <= len(text) and words(text, found[0])[-1][0] == "seven"
+
+
+def test_words_have_the_parts_that_look_at_one_word_and_stand_together():
+    found = words_of(
+        "Two dogs-ran",
+        [None, (0, 3), (3, 6), (6, 8), (8, 9), (9, 12)],
+        "ab c",
+        [(0, 1), (1, 2), (2, 4), (3, 4)],
+        [2, 3, 3, 0],
+    )
+    assert found == [Word((4, 8), (0, 2)), Word((4, 8), (3, 4))]
+    assert words_of("日本語", [(0, 1), (1, 3)], "xy", [(0, 1), (1, 2)], [0, 1]) == [
+        Word((0, 1), (0, 1)),
+        Word((1, 3), (1, 2)),
+    ]
+    assert words_of("a b", [(1, 1), (3, 3)], "xy", [(0, 1), (1, 2)], [0, 1]) == [Word((2, 3), (0, 1))], "a lone space"
 
 
 def test_the_parts_of_a_long_line_are_translated_apart_and_joined_unless_it_is_to_be_cut(short, capsys):

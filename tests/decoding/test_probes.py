@@ -297,3 +297,21 @@ def test_what_an_answer_may_differ_by():
     ):
         with nullcontext() if holds else pytest.raises(Differs):
             check([probe] * 4, answers, precision)
+
+
+def test_answers_look_where_the_model_looks():
+    """Those that are other hypotheses, and graphs that tell nothing, are not held to it."""
+    best = Answer([5, 6, 7, END], -1.0, [0, 1, 2])
+    probes = [Probe([9, 8, 7, END], [best, Answer([5, END], -4.0)])] * 4
+    wrong, silent = best._replace(alignment=[1, 2, 0]), best._replace(alignment=[])
+    near = best._replace(alignment=[0, 1, 1])
+    for precision, answers, holds in (
+        ("float32", [best] * 4, True),
+        ("float32", [silent] * 4, True),
+        ("float32", [best, best, best, near], True),
+        ("float32", [best, best, near, near], False),
+        ("int8", [near] * 4, True),
+        ("int8", [wrong, wrong, wrong, best], False),
+    ):
+        with nullcontext() if holds else pytest.raises(Differs, match="expected the model's alignments"):
+            check(probes, [[answer] for answer in answers], precision)

@@ -25,6 +25,7 @@ from export.certificate.report import write_certificate
 from export.exporting import write_artefacts
 from keras_transformer.checking.certificate_texts import Texts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
+from keras_transformer.runs.export_folder import ALIGNED
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.tasks.next_item.corpus import Items
@@ -300,7 +301,7 @@ def test_ids_and_images_of_any_shape_are_answered_and_pad_in_front_changes_nothi
     for artefact in made:
         load = runner.runtimes()[f"prepare_{artefact.format}"](execution.task_of(artefact, expected, 1))
         ask = next(iter(runner.Loaded(*load()).signatures.values()))
-        outputs = signature.outputs("", artefact.interface == "text")
+        outputs = signature.outputs(ALIGNED if artefact.is_aligned else "", artefact.interface == "text")
         for count, width in SHAPES:
             shape = (count, *(item or [width]))
             batch: Any = np.full(shape, 9, signature.input_type)

@@ -237,7 +237,7 @@ def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, A
     lists = {name: np.asarray(rows).tolist() for name, rows in outputs.items()}
     found: dict[str, list[Any]] = json.loads(json.dumps(lists, default=bytes.decode))
     yield from vectors(file, found.get("vector", []))
-    best: list[Any] = []
+    answers: dict[str, list[Any]] = {}
     for place in range(len(batch)):
         row = {name: rows[place] for name, rows in found.items()}
         if "piece_ids" in row:
@@ -249,11 +249,14 @@ def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, A
                 texts, numbers = row[name], row[RANKED[name]]
                 if RANKED[name] == "score":
                     texts, numbers = [np.trim_zeros(texts, "b") if isinstance(texts, list) else texts], [numbers]
-                    best += texts
+                    answers.setdefault(name, []).extend(texts)
                 yield f"{file} {name} | answer {place}", ranking(zip(texts, numbers, strict=True))
+            if "alignment" in row:
+                yield f"{file} alignment | answer {place}", row["alignment"][: np.count_nonzero(row["target_ids"])]
         elif "probabilities" in row:
             yield f"{file} | answer {place}", (labels := by_label([*run.pipeline.names], row["probabilities"]))
             assert row.get("label", labels[0][0]) == labels[0][0]
+    best = answers[max(answers)] if answers else []  # a translation before its ids
     if best and isinstance(best[0], list):
         pipeline: Any = run.pipeline
         is_translator = isinstance(pipeline, Translator)
@@ -318,6 +321,7 @@ def stepped(file: str, batch: np.ndarray, encoder: Any, step: Any) -> Found:
         tokens = np.full((len(batch), 1), token, "int32")
         outputs = outputs_of(step, {**feeds, "token_ids": tokens, "index": np.array(index, "int32")})
         logits = outputs.pop("logits")[:, 0]
+        outputs.pop("alignment", None)
         feeds |= {name.replace("present", "past"): value for name, value in outputs.items()}
         logits = logits - logits.max(axis=1, keepdims=True)
         yield from vectors(f"{file} index {index}", logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.decoding.decoder import Hypothesis
+from keras_transformer.decoding.decoder import Hypothesis, Word
 from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.application import LOCAL_HOSTS, application
 from keras_transformer.serving.batching import Request, Room
@@ -51,13 +51,18 @@ class Engine:
 
 
 class Translates(Engine, TranslationEngine):
+    tells_words = True
+
     def options(self, **given):
         return SearchOptions(**{name: value for name, value in given.items() if value is not None})
 
     def submit(self, texts, options, source=None, target=None):
         self.asked.append((list(texts), options, source, target))
         answers = [
-            [Hypothesis(f"{text.upper()}{'!' * rank}", -1.0 - rank, -2.0) for rank in range(options.n_best)]
+            [
+                Hypothesis(f"{text.upper()}{'!' * rank}", -1.0 - rank, -2.0, words=(Word((0, 1), (0, 1 + rank)),))
+                for rank in range(options.n_best)
+            ]
             for text in texts
         ]
         return self._told(answers)

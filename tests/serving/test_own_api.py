@@ -28,6 +28,14 @@ def test_a_text_and_a_list_are_translated(client):
     assert several[1]["alternatives"] == [{"text": "A!", "score": -2.0}]
 
 
+def test_words_are_told_to_who_asks(client):
+    [found] = translate(client, text="two", source="en", n_best=2, words=True).json()["translations"]
+    assert found["words"] == [{"source": [0, 1], "target": [0, 1]}]
+    assert [one["words"] for one in found["alternatives"]] == [[{"source": [0, 1], "target": [0, 2]}]]
+    *_, (_, done) = events_of(translate(client, text="two", source="en", words=True, stream=True).text)
+    assert json.loads(done)["translations"][0]["words"] == found["words"]
+
+
 def test_each_text_of_a_list_has_its_own_language(client, host):
     told = translate(client, text=[FRENCH, ENGLISH, FRENCH], target="de").json()
     assert [each["text"] for each in told["translations"]] == [FRENCH.upper(), ENGLISH.upper(), FRENCH.upper()]

@@ -10,10 +10,12 @@ import pytest
 
 import keras_transformer
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.runs.export_folder import OF_DEMO
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Host, named_folders
 from keras_transformer.serving.translating import TranslationEngine
+from keras_transformer.tasks.translation.words import moved
 from tests.serving.doors import until
 
 NUMBERS = [f"{tens}-{ones}" for tens in ("twenty", "forty", "seventy", "ninety") for ones in ("one", "three", "eight")]
@@ -78,6 +80,25 @@ def test_lists_begin_with_the_translation(engine, alone) -> None:
     assert [each.text for each in one] == [each.text for each in alone.n_best(texts[:1], n_best=3)[0]]
     assert several[0].text == alone.translate(texts[1]) and len(several) == 3
     assert [each.score for each in several] == sorted((each.score for each in several), reverse=True)
+
+
+def test_words_stand_where_they_do_in_the_whole_text(engine: TranslationEngine) -> None:
+    text = "forty-two\n\n- seven\neleven. nine"
+    [[found]] = asyncio.run(engine.submit([text], engine.options(words=True)).answers())
+    [[last, *_]] = keras_transformer.load("demo").n_best(["eleven. nine"], words=True)
+    source, target = text.index("eleven"), found.text.index("elf")
+    assert found.words[-len(last.words) :] == tuple(moved(last.words, source, target))
+    assert engine.tells_words and last.words
+    told = [(text[slice(*word.source)], found.text[slice(*word.target)]) for word in found.words]
+    assert ("seven", "sieben") in told
+
+
+def test_words_are_refused_where_an_older_version_exported(
+    engine: TranslationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnnxDecoder, "tells_alignments", False)
+    with pytest.raises(RequestError, match="leave words out, or export the run again"):
+        engine.submit(["one"], engine.options(words=True))
 
 
 def test_a_search_that_the_graphs_lack_is_refused_without_a_path(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.files import write_text
 from keras_transformer.core.schema import one_of
 from keras_transformer.core.task_registry import TASKS
-from keras_transformer.decoding.decoder import Decoder, Emitted
+from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.runs.export_folder import ENGINES, ExportFolder, Graphs, file_name
 from keras_transformer.runs.run_folder import (
@@ -69,8 +69,8 @@ def load(
 
     An export translates with its graphs in ONNX Runtime, and imports neither Keras nor TensorFlow. So does a run, with
     graphs that it keeps for `translate` too; they are made at the first time. Where a GPU is, or the model has no
-    graphs, a run translates with its Keras model. `model`, `attention` and alignments load the Keras model when they
-    are asked for. Nothing in the folder is executed, so a stranger's folder is safe to load.
+    graphs, a run translates with its Keras model. `model` and `attention` load the Keras model when they are asked for.
+    Nothing in the folder is executed, so a stranger's folder is safe to load.
 
     Args:
         run: a run folder, which train.py wrote, or an export, which `python -m export` wrote: see `ExportFolder`.
@@ -151,12 +151,9 @@ class KeptDecoder(OnnxDecoder):
     def joint(self) -> Any:
         return self._keras.joint
 
-    def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
-        return self._keras.align(emitted)
-
     def _session(self, name: str) -> Any:
         with self._checking:  # threads make the halves once
-            if name != "translate" and self.graphs.step is None:
+            if name in ("encoder", "step") and self.graphs.step is None:
                 halves = kept_graphs([self._run], self._engine, self._asked._replace(with_halves=True))
                 assert halves is not None  # this engine is no other
                 self.graphs = self.graphs._replace(encoder=halves.encoder, step=halves.step)
@@ -211,8 +208,6 @@ def reasons_for_keras(num_runs: int, engine: Engine, asked: Asked) -> Iterator[s
     """Yields why the engine must be Keras, or for `auto` should be."""
     if num_runs > 1 and asked.with_halves:
         yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
-    if asked.options.alignments:
-        yield "--alignments needs the model's attention, which the graphs do not give"
     if asked.with_halves and graph_cache.may_take_keras(engine):
         yield "the search inside the graphs has no random numbers and no prefixes"
     yield from graph_cache.reasons_for_keras(engine)
@@ -232,6 +227,9 @@ def graphs_of(runs: Sequence[RunFolder], asked: Asked, precision: str) -> Graphs
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
+    if options.alignments:
+        path = folder / file_name(f"translate-{search}-aligned", precision)
+        return Graphs(None, None, None, translate_aligned=path)
     return Graphs(folder / file_name(f"translate-{search}", precision), None, None)
 
 

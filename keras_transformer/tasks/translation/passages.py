@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import regex as re
 
 from keras_transformer.core.errors import warn, warn_of_news
-from keras_transformer.decoding.decoder import Decoder, Hypothesis
+from keras_transformer.decoding.decoder import Decoder, Hypothesis, Span, Word
 from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.translation.languages import NO_TAGS, Direction
+from keras_transformer.tasks.translation.words import in_given, moved, without_spaces, words_of
 from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank, plain
 from keras_transformer.text.sentences import Ids, Sentence, batches_by_length
@@ -30,7 +33,7 @@ from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, Unrea
 _ITEM = r"[-*+•‣◦·–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\)"
 LINE_START = re.compile(rf"[\s\p{{Cf}}]*(?:{_ITEM}|\d{{1,3}}\.)\s+|\s*")
 LINE_START_BEFORE_ORDINALS = re.compile(rf"[\s\p{{Cf}}]*(?:{_ITEM})\s+|\s*")
-NO_SENTENCES = "n-best lists, alignments and what begins with a prefix are of whole lines"
+NO_SENTENCES = "what begins with a prefix is of whole lines"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Passage:
         spaces: what stays as it is: before the first text, behind each text but the last, and behind the last.
         tags: with which each text begins.
         prefix: the text with which the translation of the only text begins.
+        line: the line as it was given.
+        num_tokens: how many tokens the model reads of each text, tags included; known once the texts fit.
     """
 
     number: int
@@ -50,6 +55,8 @@ class Passage:
     spaces: Sequence[str]
     tags: str = ""
     prefix: str = ""
+    line: str = ""
+    num_tokens: Sequence[int] = ()
 
     def divided(self, texts: Iterable[str]) -> Passage:
         """Returns the passage with other texts, which are its own but for the white space around them."""
@@ -69,8 +76,7 @@ class Passages:
     """Takes lines apart, makes them fit the model, and counts those that do not, those that are copied, and those that
     hold characters which the vocabulary cannot read.
 
-    A line is taken apart only where its one translation is asked for: with n-best lists, alignments, or a prefix, it
-    stays whole.
+    A line with a prefix stays whole.
 
     Args:
         tokenizers: the tokenizers of source and target.
@@ -92,13 +98,13 @@ class Passages:
         self.tags = self.tokenizer.tags
         self.most, self.split, self.learned = most - len(direction.source), options.split, learned
         self.direction = direction
-        self.joins = self.split != "off" and options.n_best == 1 and not options.alignments
+        self.joins, self.options = self.split != "off", options
         self.unread = [*map(Unread, tokenizers)]
         self.num_copied = self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
 
     def taken_apart(self, numbered: Iterable[tuple[int, tuple[str, str]]]) -> list[Passage]:
         """Returns the passages of numbered (line, prefix) pairs."""
-        return [self._passage(number, plain(line), prefix) for number, (line, prefix) in numbered]
+        return [replace(self._passage(number, plain(line), prefix), line=line) for number, (line, prefix) in numbered]
 
     def _passage(self, number: int, line: str, prefix: str) -> Passage:
         if is_blank(line):
@@ -113,7 +119,7 @@ class Passages:
                 unread.look([read])
         if copied:
             self.num_copied += 1
-            return Passage(number, [], [_on_one_line(text)])
+            return Passage(number, [], [_on_one_line(text)], tags)
         whole = Passage(number, [text], ["", ""], tags, prefix)
         if self.split != "sentences" or is_blank(text):
             return whole
@@ -153,7 +159,9 @@ class Passages:
                 for part, source in enumerate(sources)
                 if source
             ]
-            fitting.append(passage)
+            num_tags, most = len(self.direction.source), self.most
+            counts = [num_tags + min(len(source), most) if source else 0 for source in sources]
+            fitting.append(replace(passage, num_tokens=counts))
             place += len(sources)
         return fitting, sentences
 
@@ -193,13 +201,73 @@ class Passages:
         for passage in passages:
             texts = found[place : place + len(passage.texts)]
             place += len(texts)
-            if not texts:
-                yield [Hypothesis(passage.spaces[0], 0.0, 0.0)]
-            elif len(texts) == 1 and not any(passage.spaces):
-                yield texts[0]
+            if texts:
+                # The same for all translations of the passage, and asked for by few.
+                spans = self._spans(passage) if self.options.words else []
+                yield [self._one(passage, parts, spans) for parts in self._combined(texts)]
             else:
-                ranks = range(max(map(len, texts)))
-                yield [_one([one[min(rank, len(one) - 1)] for one in texts], passage.spaces) for rank in ranks]
+                yield [self._copied(passage)]
+
+    def _combined(self, found: Sequence[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        return combined(found, self.options.n_best, self.options.sampling)
+
+    def _copied(self, passage: Passage) -> Hypothesis:
+        """Returns the translation of what is copied, or blank."""
+        text, num_tags = passage.spaces[0], len(passage.tags)
+        first, last = without_spaces(text, (0, len(text)))
+        is_told = self.options.words and first < last
+        sources = in_given(passage.line, [(num_tags + first, num_tags + last)]) if is_told else []
+        return Hypothesis(text, 0.0, 0.0, words=tuple(Word(source, (first, last)) for source in sources))
+
+    def _one(self, passage: Passage, parts: Sequence[Hypothesis], spans: Sequence[Sequence[Span | None]]) -> Hypothesis:
+        """Returns the translation of a line: its score and its log P are the sums over its texts."""
+        before, *between, behind = passage.spaces
+        text, starts = joined([part.text for part in parts], between)
+        has_ended = all(END in part.ids for part in parts)
+        ids = [[id for id in part.ids if id != END] for part in parts]
+        read, written = ([0, *accumulate(map(len, each))] for each in (map(range, passage.num_tokens), ids))
+        words = [
+            word
+            for part, own, start, sources in zip(parts, ids, starts, spans, strict=False)
+            for word in moved(self._words(passage, part, own, sources), 0, len(before) + start)
+        ]
+        return Hypothesis(
+            before + text + behind,
+            sum(part.score for part in parts),
+            sum(part.log_prob for part in parts),
+            (*(id for own in ids for id in own), *((END,) if has_ended else ())),
+            tuple(
+                (source + num_read, target + num_written)
+                for part, num_read, num_written in zip(parts, read, written, strict=False)
+                for source, target in part.alignment
+            ),
+            tuple(words),
+        )
+
+    def _words(
+        self, passage: Passage, part: Hypothesis, ids: Sequence[int], sources: Sequence[Span | None]
+    ) -> list[Word]:
+        targets, looks = self.target_tokenizer.target_spans(ids), [source for source, _ in part.alignment]
+        return words_of(passage.line, sources, part.text, targets, looks)
+
+    def _spans(self, passage: Passage) -> list[list[Span | None]]:
+        """Returns where each token of each text stands in the line; None for the tag of a language, which it lacks."""
+        line, num_tags, found = plain(passage.line), len(passage.tags), list[list[Span | None]]()
+        last = num_tags
+        for text in passage.texts:
+            first = line.find(text, last)
+            last = first + len(text)
+            own = self.tokenizer.source_spans(passage.tags + text)
+            behind = first - num_tags
+            in_line = [
+                (begin, end)
+                if end <= num_tags and end
+                else (max(begin, num_tags) + behind, max(end, num_tags) + behind)
+                for begin, end in own
+            ]
+            given = in_line if len(line) == len(passage.line) else in_given(passage.line, in_line)
+            found.append([*[None] * len(self.direction.source), *given])
+        return found
 
     def tell(self) -> None:
         """Warns of what was copied, split, cut, left whole, or could not be read."""
@@ -235,6 +303,30 @@ class Layout:
         """Returns the text with the next translations in the places of its lines."""
         return "".join(part if self._stays(part) else next(translations) for part in self.parts)
 
+    def joined(self, lines: Iterator[list[Hypothesis]], options: SearchOptions) -> list[Hypothesis]:
+        """Returns the translations of the text, from those of its lines: see `combined`. Their words are told against
+        the whole text; alignments are of lines alone."""
+        found = [next(lines) for _ in self.lines]
+        if len(self.parts) == 1:
+            return found[0]
+        chosen = combined(found, options.n_best, options.sampling) if found else [[]]
+        return [self._whole(hypotheses) for hypotheses in chosen]
+
+    def _whole(self, hypotheses: list[Hypothesis]) -> Hypothesis:
+        """Returns the translation of the text, from one of each line."""
+        text, num_read, words, rest = "", 0, list[Word](), iter(hypotheses)
+        for part in self.parts:
+            own = Hypothesis(part, 0.0, 0.0) if self._stays(part) else next(rest)
+            words += moved(own.words, num_read, len(text))
+            text, num_read = text + own.text, num_read + len(part)
+        return Hypothesis(
+            text,
+            sum(one.score for one in hypotheses),
+            sum(one.log_prob for one in hypotheses),
+            tuple(id for one in hypotheses for id in one.ids),
+            words=tuple(words),
+        )
+
     def _stays(self, part: str) -> bool:
         return len(self.parts) > 1 and part.isspace()
 
@@ -257,16 +349,30 @@ def _on_one_line(kept: str) -> str:
     return "".join(" " if one != "\t" and unicodedata.category(one) in breaks else one for one in kept)
 
 
-def _one(parts: Sequence[Hypothesis], spaces: Sequence[str]) -> Hypothesis:
-    """Returns the translation of a line: its score and its log P are the sums over its texts."""
-    before, *between, behind = spaces
-    has_ended = all(END in part.ids for part in parts)
-    return Hypothesis(
-        before + joined([part.text for part in parts], between) + behind,
-        sum(part.score for part in parts),
-        sum(part.log_prob for part in parts),
-        (*(id for part in parts for id in part.ids if id != END), *((END,) if has_ended else ())),
-    )
+def combined(found: Sequence[list[Hypothesis]], n_best: int, is_sampled: bool = False) -> list[list[Hypothesis]]:
+    """Combines the translations of several texts: returns the n best choices of one of each, the best first.
+
+    Those in which fewer were cut at their limit come first, and of these those with the larger sum of scores. Text
+    after text joins the n best choices so far, which no better ones can come of others. Of samples the k-th choice has
+    the k-th of each text.
+
+    Args:
+        found: the translations of each text, the best first, as a search or sampling gives them.
+        n_best: n; there are fewer choices where there are fewer translations.
+        is_sampled: whether they were drawn at random.
+    """
+    if is_sampled or n_best == 1 or len(found) == 1:
+        count = min(n_best, max(map(len, found)))
+        return [[some[min(place, len(some) - 1)] for some in found] for place in range(count)]
+    best: list[tuple[int, float, list[Hypothesis]]] = [(0, 0.0, [])]
+    for some in found:
+        each = (
+            (num_cut + (END not in one.ids), score - one.score, [*parts, one])
+            for num_cut, score, parts in best
+            for one in some
+        )
+        best = heapq.nsmallest(n_best, each, key=lambda choice: choice[:2])
+    return [parts for *_, parts in best]
 
 
 def translations(

@@ -362,7 +362,12 @@ class Translator(Pipeline):
 
     def about(self) -> dict[str, str]:
         first = {"source_tags": self.direction.source, "beginning": self.beginning}
-        own = {"splits_text": "no", "sentences_per_line": str(self.learned_text.sentences_per_line)}
+        heads = [one._asdict() for one in self.decoder.joint.alignment_heads]
+        own = {
+            "splits_text": "no",
+            "sentences_per_line": str(self.learned_text.sentences_per_line),
+            "alignment": json.dumps(heads[0] if len(heads) == 1 else heads),
+        }
         return own | {name: json.dumps(ids) for name, ids in first.items() if ids}
 
     def save(

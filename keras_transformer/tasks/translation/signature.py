@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,10 @@ from keras_transformer.checking.signatures import (
     ONE_LINE,
     SCORE,
     TEXT,
+    Detokenize,
     Ids,
+    Output,
+    Outputs,
     ReferenceAnswer,
     ReferenceSearch,
     Searching,
@@ -28,8 +31,10 @@ from keras_transformer.checking.signatures import (
     with_end,
 )
 from keras_transformer.core.errors import RequestError
+from keras_transformer.decoding.computations import Aligned
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
+from keras_transformer.runs.export_folder import ALIGNED
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.spec.search_options import Decoding, SearchOptions
@@ -49,7 +54,7 @@ class Translation(Searching):
 
     halves = ("encoder", "step")
     noun, has_references, empties_blank = "translations", True, True
-    ids_stem, text_stem = "translate", "translate_text"
+    ids_stem, text_stem, aligned_stem = "translate", "translate_text", ALIGNED
     cleaning = (ONE_LINE, (BLANK, ""))
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
@@ -65,8 +70,42 @@ class Translation(Searching):
         return self.opened(with_end(pieces))
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        return self._search(self.model, ids, decoding)
+
+    def _search(self, model: Transformer | Aligned, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         prefix_ids = beginnings(self.pipeline.beginning, ids)
-        return translate_ids(self.model, ids, decoding, self.index_dtype, prefix_ids=prefix_ids)
+        return translate_ids(model, ids, decoding, self.index_dtype, prefix_ids=prefix_ids)
+
+    def signatures(self) -> dict[str, Callable[[Tensor, Detokenize], Outputs]]:
+        return {**super().signatures(), ALIGNED: self.aligned}
+
+    def ids_signatures(self) -> dict[str, Callable[[Tensor], Outputs]]:
+        return {ALIGNED: self.aligned_ids}
+
+    @classmethod
+    def names_of_signatures(cls, takes_text: bool) -> list[str]:
+        return [*super().names_of_signatures(takes_text), ALIGNED]
+
+    @classmethod
+    def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
+        if signature != ALIGNED:
+            return super().outputs(signature, takes_text)
+        aligned = {**cls.ids_outputs, "alignment": IDS}
+        return {**cls.text_outputs, "source_ids": IDS, **aligned} if takes_text else aligned
+
+    def aligned_ids(self, ids: Tensor) -> Outputs:
+        """Returns what the main signature gives, and `alignment` (B, L) int32: for each token the position in
+        `source_ids` at which the model looked most; -1 where the end stands, or pad."""
+        model = Aligned(self.model, self.index_dtype)
+        found, scores = self._search(model, ids, self.decoding.one_best())
+        target_ids, places = model.apart(found[:, 0])
+        return {"target_ids": target_ids, "score": scores[:, 0], "alignment": places}
+
+    def aligned(self, pieces: Tensor, texts: Detokenize) -> Outputs:
+        """Returns what the main signature gives, the ids of source and translation, and `alignment` between them."""
+        source_ids = self.ids_of(pieces)
+        found = self.aligned_ids(source_ids)
+        return {"translation": texts(found["target_ids"]), "source_ids": source_ids, **found}
 
     @classmethod
     def most_read(cls, model: FamilyModel) -> int:
@@ -128,6 +167,9 @@ class Translated(ReferenceSearch):
         found = self.translator.log_probs(sources, [list(ids) for ids in rows])
         return [float(one) if source else 0.0 for one, source in zip(found, sources, strict=True)]
 
+    def attention(self, places: Sequence[int], rows: Sequence[Ids]) -> list[np.ndarray]:
+        return self.translator.decoder.attention([self.read(place)[:-1] for place in places], [*map(list, rows)])
+
     def search_start(self, place: int) -> SearchStart:
         model, source_ids = self.model, np.array([self.read(place)], "int32")
         cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, self.limit(place))
@@ -142,7 +184,7 @@ def beginnings(beginning: Sequence[int], source_ids: Tensor) -> Tensor | None:
 
 
 def translate_ids(
-    model: Transformer,
+    model: Transformer | Aligned,
     source_ids: Tensor,
     decoding: Decoding,
     index_dtype: str | None = None,
@@ -152,7 +194,7 @@ def translate_ids(
     """Searches as the translator does, from ids to ids.
 
     Args:
-        model: the model.
+        model: the model, or an `Aligned` one.
         source_ids: (B, S) int32, pieces and the end id, then pad.
         decoding: the options of the search.
         index_dtype: as for `beam_search`.
@@ -170,7 +212,7 @@ def translate_ids(
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
         model.step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best, index_dtype=index_dtype,
-        num_control_ids=model.num_control_ids,
+        num_control_ids=model.num_control_ids, ids_dtype=getattr(model, "ids_dtype", "int32"),
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `translate`."""
     parser.epilog = (
         "Lines are read 32 batches ahead and sorted by length; with --batch-size 1 each line is answered "
-        "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0."
+        "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0, "
+        "over the whole line."
     )
     add_ensemble_option(parser)
     add_search_options(parser)
@@ -117,8 +118,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=COUNT, default=64, metavar="N", help="sentences translated at once (default: 64)")
     split = (
         "translate the sentences of a line apart and join them; split only lines that are too long for the model; or "
-        "off: cut those. The score of a line is the sum (default: sentences; but with "
-        "n-best lists, alignments or a prefix a line is translated as it is)"
+        "off: cut those. The score of a line is the sum (default: sentences; but with a prefix a line is translated as "
+        "it is)"
     )
     add("--split", choices=WAYS_TO_SPLIT, default="sentences", help=split)
     add("--long", dest="split", choices=OTHER_SPELLINGS, help="split: another spelling of --split lines; cut: of off")
