@@ -6,23 +6,22 @@ The answers are those of the commands. What a command cuts and warns of is refus
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import Schema, of_type, shown, whole
+from keras_transformer.core.schema import shown
 from keras_transformer.decoding.computations import LabelProbs
 from keras_transformer.decoding.onnx_graphs import OnnxComputations
 from keras_transformer.decoding.pipelines import Pipeline, pipeline_of
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.runs.run_folder import config_of
-from keras_transformer.serving.batching import Item, Part, Refusal, Request, Scheduler
+from keras_transformer.serving.batching import Item, Refusal, Request, Scheduler
 from keras_transformer.tasks.classification.pipeline import Classifier, Prediction
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.text.sentences import Ids
@@ -49,81 +48,77 @@ class Read(NamedTuple):
     told: dict[str, JSON]
 
 
+Pipe: TypeAlias = Any  # the pipeline of a model: which, its verbs know
+
+
+class Verb(NamedTuple):
+    """What a model does with its inputs.
+
+    Args:
+        read: reads an input. It raises RequestError if it is none, and Refusal if it is too long.
+        run: returns the answers of a batch of payloads, with options by their names.
+        defaults: of its options. The first is how many choices are told, which the graph must list.
+    """
+
+    read: Callable[[Pipe, JSON], Read]
+    run: Callable[..., Iterable[dict[str, JSON]]]
+    defaults: tuple[tuple[str, JSON], ...] = ()
+
+
 @dataclass(frozen=True)
-class Verb:
-    """What a model does with its inputs, with its options: the base. It is a `batching.Batched`.
+class Asked:
+    """What inputs share batches: a verb and its options, for one model. It is a `batching.Batched`.
 
     Args:
         model: the name of the model.
         pipeline: the model.
-        num_listed: how many choices its graph lists; None for all.
+        verb: what it does.
+        options: of the verb.
     """
 
     model: str
-    pipeline: Any
-    num_listed: int | None = None
-    OPTIONS: ClassVar[dict[str, Schema]] = {}
-
-    def read(self, given: JSON) -> Read:
-        """Reads an input. Raises RequestError if it is none, and Refusal if it is too long."""
-        raise NotImplementedError
+    pipeline: Pipe
+    verb: Verb
+    options: tuple[tuple[str, JSON], ...]
 
     def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
         """Returns the answers of a batch."""
-        raise NotImplementedError
-
-    def _require_listed(self, name: str, count: int) -> None:
-        most, model = self.num_listed, self.pipeline.model
-        if most and most < min(count, model.vocabulary_size - model.num_control_ids):
-            raise RequestError(f"{name} must be at most {most}, as many as the model lists; received: {count}")
-
-    def _read_text(self, given: JSON, encode: Callable[[str], Ids]) -> Read:
-        if not isinstance(given, str):
-            raise RequestError(f"expected texts as inputs; received {shown(given)}")
-        ids, most = encode(given), self.pipeline.model.context_length - 2
-        if len(ids) > most:
-            raise Refusal(413, "too_long", f"expected texts of at most {most} tokens; received one of {len(ids)}")
-        return Read(ids, len(ids) + 2, {})
-
-    def _read_history(self, given: JSON) -> Read:
-        if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-            raise RequestError(f"expected histories as inputs, lists of items; received {shown(given)}")
-        recommender: Recommender = self.pipeline
-        ids, most = recommender.items.encode(given), recommender.model.context_length - 1
-        told = {"num_unknown": len(given) - len(ids), "num_left_out": max(len(ids) - most, 0)}
-        return Read(ids[-most:], min(len(ids), most) + 1, told)
+        return [*self.verb.run(self.pipeline, [*payloads], **dict(self.options))]
 
 
-@dataclass(frozen=True)
-class Classify(Verb):
-    """Tells the likeliest label of texts."""
-
-    def read(self, given: JSON) -> Read:
-        return self._read_text(given, lambda text: self.pipeline.tokenizer.encode([text])[0])
-
-    def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
-        classifier: Classifier = self.pipeline
-        return [*map(_label, classifier.labels_of([*payloads]))]
+def _read_text(pipeline: Pipe, given: JSON) -> Read:
+    return _fitting(pipeline, given, lambda text: pipeline.tokenizer.encode([text])[0])
 
 
-@dataclass(frozen=True)
-class ClassifyImages(Verb):
-    """Tells the likeliest label of images, each a file in base64."""
+def _read_masked(pipeline: Pipe, given: JSON) -> Read:
+    return _fitting(pipeline, given, pipeline.tokenizer.encode_masked)._replace(told={"text": given})
 
-    def read(self, given: JSON) -> Read:
-        if not isinstance(given, str):
-            raise RequestError(f"expected images as inputs, their files in base64; received {shown(given)}")
-        try:
-            content = base64.b64decode(given, validate=True)
-        except (binascii.Error, ValueError):
-            raise RequestError(f"expected images as inputs, their files in base64; received {shown(given)}") from None
-        _require_few_pixels(content)
-        model = self.pipeline.model
-        return Read(content, (model.image_size // model.patch_size) ** 2 + 1, {})
 
-    def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
-        recognizer: Recognizer = self.pipeline
-        return [*map(_label, recognizer.classify(payloads, len(payloads)))]
+def _fitting(pipeline: Pipe, given: JSON, encode: Callable[[str], Ids]) -> Read:
+    if not isinstance(given, str):
+        raise RequestError(f"expected texts as inputs; received {shown(given)}")
+    ids, most = encode(given), pipeline.model.context_length - 2
+    if len(ids) > most:
+        raise Refusal(413, "too_long", f"expected texts of at most {most} tokens; received one of {len(ids)}")
+    return Read(ids, len(ids) + 2, {})
+
+
+def _read_history(pipeline: Recommender, given: JSON) -> Read:
+    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
+        raise RequestError(f"expected histories as inputs, lists of items; received {shown(given)}")
+    ids, most = pipeline.items.encode(given), pipeline.model.context_length - 1
+    told = {"num_unknown": len(given) - len(ids), "num_left_out": max(len(ids) - most, 0)}
+    return Read(ids[-most:], min(len(ids), most) + 1, told)
+
+
+def _read_image(pipeline: Recognizer, given: JSON) -> Read:
+    try:
+        content = base64.b64decode(given if isinstance(given, str) else "?", validate=True)
+    except ValueError:
+        raise RequestError(f"expected images as inputs, their files in base64; received {shown(given)}") from None
+    _require_few_pixels(content)
+    model = pipeline.model
+    return Read(content, (model.image_size // model.patch_size) ** 2 + 1, {})
 
 
 def _require_few_pixels(content: bytes) -> None:
@@ -139,81 +134,46 @@ def _require_few_pixels(content: bytes) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Fill(Verb):
-    """Tells what masks in texts stand for.
-
-    Args:
-        n_best: the most pieces for each.
-    """
-
-    n_best: int = 5
-    OPTIONS: ClassVar[dict[str, Schema]] = {"n_best": whole(1)}
-
-    def __post_init__(self) -> None:
-        self._require_listed("n_best", self.n_best)
-
-    def read(self, given: JSON) -> Read:
-        return self._read_text(given, self.pipeline.tokenizer.encode_masked)._replace(told={"text": given})
-
-    def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
-        classifier: Classifier = self.pipeline
-        filled = classifier.fills_of([*payloads], self.n_best)
-        return [{"fills": [None if best is None else _rounded(best) for best in masks]} for masks in filled]
+def _classify(pipeline: Classifier, payloads: list[Ids]) -> Iterable[dict[str, JSON]]:
+    return map(_label, pipeline.labels_of(payloads))
 
 
-@dataclass(frozen=True)
-class Recommend(Verb):
-    """Tells what comes next in histories.
-
-    Args:
-        count: the most items for each.
-        only_new: whether the items of the history itself are left out.
-    """
-
-    count: int = 10
-    only_new: bool = False
-    OPTIONS: ClassVar[dict[str, Schema]] = {"count": whole(1), "only_new": of_type(bool)}
-
-    def __post_init__(self) -> None:
-        self._require_listed("count", self.count)
-
-    def read(self, given: JSON) -> Read:
-        return self._read_history(given)
-
-    def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
-        recommender: Recommender = self.pipeline
-        return [{"items": _rounded(best)} for best in recommender.best_of([*payloads], self.count, self.only_new)]
+def _classify_images(pipeline: Recognizer, payloads: list[bytes]) -> Iterable[dict[str, JSON]]:
+    return map(_label, pipeline.classify(payloads, len(payloads)))
 
 
-@dataclass(frozen=True)
-class Embed(Verb):
-    """Makes a vector of texts, or of histories."""
-
-    def read(self, given: JSON) -> Read:
-        if isinstance(self.pipeline, Recommender):
-            return self._read_history(given)
-        return self._read_text(given, lambda text: self.pipeline.tokenizer.encode([text])[0])
-
-    def run(self, payloads: Sequence[Any]) -> Sequence[dict[str, JSON]]:
-        pipeline: Classifier | Recommender = self.pipeline
-        return [{"vector": vector.tolist()} for vector in pipeline.vectors_of([*payloads])]
+def _fill(pipeline: Classifier, payloads: list[Ids], n_best: int) -> Iterable[dict[str, JSON]]:
+    for masks in pipeline.fills_of(payloads, n_best):
+        yield {"fills": [None if best is None else _rounded(best) for best in masks]}
 
 
-def verbs_of(pipeline: Pipeline) -> dict[str, type[Verb]]:
+def _recommend(pipeline: Recommender, payloads: list[Ids], count: int, only_new: bool) -> Iterable[dict[str, JSON]]:
+    return ({"items": _rounded(best)} for best in pipeline.best_of(payloads, count, only_new))
+
+
+def _embed(pipeline: Classifier | Recommender, payloads: list[Ids]) -> Iterable[dict[str, JSON]]:
+    return ({"vector": vector.tolist()} for vector in pipeline.vectors_of(payloads))
+
+
+def verbs_of(pipeline: Pipeline) -> dict[str, Verb]:
     """Returns what a model does, the usual first.
 
     Raises:
         RequestError: it does nothing of this.
     """
     if pipeline.task == "images":
-        return {"classify": ClassifyImages}
+        return {"classify": Verb(_read_image, _classify_images)}
     if isinstance(pipeline, Recommender):
-        return {"recommend": Recommend, "embed": Embed}
+        recommend = Verb(_read_history, _recommend, (("count", 10), ("only_new", False)))
+        return {"recommend": recommend, "embed": Verb(_read_history, _embed)}
     if isinstance(pipeline, Classifier):
+        embed = {"embed": Verb(_read_text, _embed)}
         if pipeline.labels:
-            return {"classify": Classify, "embed": Embed}
-        return {**({"fill": Fill} if pipeline.tokenizer.has_mask else {}), "embed": Embed}
+            return {"classify": Verb(_read_text, _classify), **embed}
+        return {
+            **({"fill": Verb(_read_masked, _fill, (("n_best", 5),))} if pipeline.tokenizer.has_mask else {}),
+            **embed,
+        }
     raise RequestError(f"expected a model that classifies, fills, embeds or recommends; received {pipeline!r}")
 
 
@@ -221,6 +181,7 @@ class AnswerEngine:
     """Answers with a model that does not search.
 
     Attributes:
+        verbs: what it does: "classify", "fill", "embed", "recommend"; the usual first.
         graphs: of an engine that was opened, where its graphs are.
 
     Args:
@@ -239,7 +200,7 @@ class AnswerEngine:
 
     def __init__(self, model: str, pipeline: Pipeline, scheduler: Scheduler, num_listed: int | None = None):
         self.model, self.pipeline, self._scheduler, self._num_listed = model, pipeline, scheduler, num_listed
-        self._verbs = verbs_of(pipeline)
+        self.verbs = verbs_of(pipeline)
 
     @classmethod
     def open(cls, model: str, folder: str, scheduler: Scheduler) -> AnswerEngine:
@@ -257,17 +218,12 @@ class AnswerEngine:
         engine.graphs = opened.model.graphs
         return engine
 
-    @property
-    def verbs(self) -> tuple[str, ...]:
-        """What it does: "classify", "fill", "embed", "recommend"; the usual first."""
-        return (*self._verbs,)
-
-    def submit(self, inputs: Sequence[JSON], verb: str | None = None, **options: JSON) -> Request[dict[str, JSON]]:
+    def submit(self, inputs: Sequence[JSON], verb: str, **options: JSON) -> Request[dict[str, JSON]]:
         """Asks for answers.
 
         Args:
             inputs: texts; for a model of histories lists of items; for one of images files in base64.
-            verb: what to do, one of `verbs`; by default the first.
+            verb: what to do, one of `verbs`.
             options: of `fill` `n_best`, of `recommend` `count` and `only_new`.
 
         Returns:
@@ -277,31 +233,24 @@ class AnswerEngine:
 
         Raises:
             Refusal: too much waits, or a text is too long.
-            RequestError: the model does not do this, or an input or an option is none.
+            RequestError: an input is none, or an option is more than the model lists.
         """
-        verb = verb or self.verbs[0]
-        if verb not in self._verbs:
-            raise RequestError(f"the model {self.model} does not {verb}; it does: {', '.join(self.verbs)}")
-        kind = self._verbs[verb]
-        for name, value in options.items():
-            if name not in kind.OPTIONS:
-                raise RequestError(f"`{verb}` has no option {name}; it has: {', '.join(kind.OPTIONS) or 'none'}")
-            if not kind.OPTIONS[name].holds(value):
-                raise RequestError(f"{name} must be {kind.OPTIONS[name].expected}; received: {shown(value)}")
-        shared = kind(self.model, self.pipeline, self._num_listed, **options)
-        read = [shared.read(given) for given in inputs]
+        its = self.verbs[verb]
+        options = {**dict(its.defaults), **options}
+        for name in [*options][:1]:
+            self._require_listed(name, options[name])
+        shared = Asked(self.model, self.pipeline, its, tuple(options.items()))
+        read = [its.read(self.pipeline, given) for given in inputs]
 
-        def answer(place: int, found: Any) -> dict[str, JSON]:
-            return {**read[place].told, **found}
-
-        request = Request[dict[str, JSON]](
-            len(read),
-            lambda results: [answer(place, found) for place, found in enumerate(results)],
-            lambda place, found: Part(place, 0, 1, answer(place, found)),
-        )
+        request = Request.of_each(len(read), lambda place, found: {**read[place].told, **found})
         items = [Item(shared, one.payload, one.num_tokens, place, request) for place, one in enumerate(read)]
         self._scheduler.submit(request, items)
         return request
+
+    def _require_listed(self, name: str, count: int) -> None:
+        most, model = self._num_listed, self.pipeline.model
+        if most and most < min(count, model.vocabulary_size - model.num_control_ids):
+            raise RequestError(f"{name} must be at most {most}, as many as the model lists; received: {count}")
 
 
 def _label(found: Prediction) -> dict[str, JSON]:

@@ -6,10 +6,11 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,12 +28,10 @@ from keras_transformer.serving import described as a
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.described import JSON, LIBRE, OWN, Door, openapi
 from keras_transformer.serving.hosting import Host, Limits
-from keras_transformer.serving.keys import Keys
 from keras_transformer.serving.libretranslate import libre_doors
 from keras_transformer.serving.openai_api import openai_doors
 from keras_transformer.serving.own_api import own_doors
-from keras_transformer.serving.service import Service, service_of
-from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.service import Keys, Service, Telemetry, service_of
 from keras_transformer.serving.wire import CLOSE, LOG, failure_of, log_failure, read_values
 
 PAGE = Path(__file__).parent / "page"
@@ -48,7 +47,7 @@ HEADERS = {
 }  # fmt: skip
 MEDIA_TYPES = {
     ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".json": "application/json",
-    ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".txt": "text/plain",
+    ".svg": "image/svg+xml",
 }  # fmt: skip
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = "*"
@@ -57,7 +56,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 StrPath: TypeAlias = str | os.PathLike[str]
-RELOADED = a.shape(models=a.several(a.STRING))
+RELOADED = a.shape(models=a.several(a.STRING), is_done=a.BOOLEAN)
 
 
 def application(service: Service, hosts: Collection[str] = LOCAL_HOSTS, loads: bool = True) -> Starlette:
@@ -110,20 +109,18 @@ def made_service(
 
 def all_doors(limits: Limits) -> list[Door]:
     """Returns all routes but those of the page."""
-    status = a.shape(status=a.STRING)
-    own = [
-        Door("GET", "/health/live", "Tells that the server runs.", tell_live, status),
-        Door("GET", "/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
-        Door("GET", "/openapi.json", "Tells this document.", tell_document, {"type": "object"}),
-    ]
-    metrics = Door("GET", "/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING)
+    status, free = a.shape(status=a.STRING), partial(Door, "GET", needs_key=False, needs_models=False)
+    metrics = partial(Door, "GET", needs_models=False, media_type="text/plain")
+    reloading = "Loads the models again. Needs keys. 202: each of several processes will; see the log."
     return [
         *own_doors(limits),
         *libre_doors(limits),
         *openai_doors(limits),
-        *(replace(door, needs_key=False, needs_models=False) for door in own),
-        replace(metrics, needs_models=False, media_type="text/plain"),
-        Door("POST", "/v1/reload", "Loads the models again. Needs a server with keys.", reload, RELOADED),
+        free("/health/live", "Tells that the server runs.", tell_live, status),
+        free("/health/ready", "Tells whether the models answered probes here.", tell_ready, status),
+        free("/openapi.json", "Tells this document.", tell_document, a.OBJECT),
+        metrics("/metrics", "Tells metrics, for Prometheus.", tell_metrics, a.STRING),
+        Door("POST", "/v1/reload", reloading, reload, RELOADED),
     ]
 
 
@@ -158,12 +155,15 @@ async def reload(http: Request, given: dict[str, JSON]) -> Response:
         raise HTTPException(
             403, "models are loaded again by whoever has a key, and this server has no keys: send SIGHUP"
         )
+    if service.supervisor is not None:
+        os.kill(service.supervisor, signal.SIGHUP)
+        return JSONResponse({"models": [*service.host.models], "is_done": False}, 202)
     try:
         await asyncio.to_thread(service.host.load)
     except (RequestError, JobError) as error:  # it tells folders
         log_failure(JobError(error), http.state.request_id)
         raise HTTPException(500, "the models could not be loaded, and those before go on: see the log") from error
-    return JSONResponse({"models": [*service.host.models]})
+    return JSONResponse({"models": [*service.host.models], "is_done": True})
 
 
 def page_routes() -> list[Route]:
@@ -185,25 +185,31 @@ def _file_route(path: Path) -> Route:
 def _endpoint(door: Door) -> Callable[[Request], Awaitable[Response]]:
     """Returns what answers the requests of a route, and tells its errors in the route's shape."""
 
+    is_key_in_body = door.errors == LIBRE and door.body is not None
+
     async def endpoint(http: Request) -> Response:
         http.state.route = door.path
         service = service_of(http)
         try:
-            is_libre = door.errors == LIBRE  # whose keys are in the body
-            if door.needs_key and not is_libre:
-                require_key(service, http, None)
+            admit = partial(require_key, service, http) if door.needs_key else _anybody
+            if not is_key_in_body:
+                admit(None)
+                admit = _anybody
             if door.needs_models:
                 accept(service, http)
             given: dict[str, JSON] = {}
             if door.body:
-                given = door.body.read(await read_values(http, service.limits.max_body_bytes, door.takes_forms))
-            if door.needs_key and is_libre:
-                require_key(service, http, given["api_key"])
+                most = service.limits.max_body_bytes
+                given = door.body.read(await read_values(http, most, door.errors == LIBRE, admit))
             return await door.answer(http, given)
         except Exception as error:
             return _failed(http, error, door.errors)
 
     return endpoint
+
+
+def _anybody(key: str | None) -> None:
+    """Asks for no key."""
 
 
 def accept(service: Service, http: Request) -> None:
@@ -265,7 +271,7 @@ class Guard:
         begun, http = time.perf_counter(), Request(scope, receive)
         wished = http.headers.get("x-request-id", "")
         http.state.request_id = wished if REQUEST_ID.fullmatch(wished) else secrets.token_hex(8)
-        http.state.route, http.state.error, http.state.counts, http.state.is_accepted = "other", "", {}, False
+        http.state.route, http.state.error, http.state.num_inputs, http.state.is_accepted = "other", "", 0, False
         self._take_prefix(scope)
         status = 0
 
@@ -317,9 +323,9 @@ class Guard:
     def _note(self, http: Request, status: int, seconds: float) -> None:
         state = http.state
         self.service.telemetry.request(state.route, status, seconds, state.error)
-        counts = "".join(f" {name}={count}" for name, count in state.counts.items())
+        inputs = f" inputs={state.num_inputs}" if state.num_inputs else ""
         method = http.method if http.method in ("GET", "HEAD", "POST") else "other"
         error = f" {state.error}" if state.error else ""
         LOG.info(
-            "%s %s %d %.0fms%s%s id=%s", method, state.route, status, 1000 * seconds, counts, error, state.request_id
+            "%s %s %d %.0fms%s%s id=%s", method, state.route, status, 1000 * seconds, inputs, error, state.request_id
         )

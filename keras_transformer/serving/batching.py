@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from keras_transformer.decoding.onnx_graphs import Abandoned, Stop, stoppable
 
@@ -18,7 +18,7 @@ INTERACTIVE, BULK = LANES = (0, 1)
 # The shares of the workers' time where both lanes wait: a page of 1,000 lines does not hold up one sentence.
 SHARES = (3, 1)
 LEAST_ROWS = 8  # a batch of fewer leaves nothing for the other workers: it would take as long
-USUAL_RATE = 2_000.0  # tokens a second, before a batch was measured
+USUAL_RATE = 2_000.0  # tokens a second of a worker, before a batch was measured
 
 
 class Refusal(Exception):
@@ -34,6 +34,36 @@ class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, retry_after: float | None = None):
         super().__init__(message)
         self.status, self.code, self.retry_after = status, code, retry_after
+
+
+class Room:
+    """How many tokens may wait.
+
+    Args:
+        most: so many.
+        rate: how many are computed in a second, as far as it is known.
+    """
+
+    def __init__(self, most: int, rate: float):
+        self.most, self.rate, self.waiting, self.is_closed = most, rate, 0, False
+
+    def require(self, num_tokens: int) -> None:
+        """Raises Refusal for a request of so many tokens where that is too much, alone or beside what waits."""
+        if self.is_closed:
+            raise Refusal(503, "unavailable", "the server is about to end: try another one, or later", 1.0)
+        if num_tokens > self.most:
+            raise Refusal(
+                413, "too_long",
+                f"expected at most {self.most:,} tokens in a request, of what is read and what is expected to be "
+                f"written, for each beam; received about {num_tokens:,}: divide it",
+            )  # fmt: skip
+        if self.waiting + num_tokens > self.most:
+            seconds = max(1, math.ceil(self.waiting / self.rate))
+            raise Refusal(429, "overloaded", f"too much waits: try again in {seconds} s", float(seconds))
+
+    def note(self, num_tokens: int, seconds: float, weight: float) -> None:
+        """Takes how long some took; `weight` is how much that counts beside all before."""
+        self.rate += weight * (num_tokens / max(seconds, 1e-6) - self.rate)
 
 
 class Part(NamedTuple, Generic[Answer]):
@@ -70,23 +100,10 @@ class Batched(Protocol):
 class Observer(Protocol):
     """Hears of each batch, for metrics."""
 
-    def batch(self, model: str, num_items: int, num_tokens: int, seconds_waited: float, seconds_run: float) -> None:
-        """Takes one batch: its model and sizes, how long its oldest item waited, and how long it ran."""
-
-
-class Waiting(Protocol):
-    """What waits for results, such as a `Request`."""
-
-    is_cancelled: bool
-
-    def deliver(self, place: int, result: object) -> None:
-        """Takes a result, from the worker."""
-
-    def fail(self, error: Exception) -> None:
-        """Takes the error that ends it; the first counts."""
-
-    def on_cancel(self, call: Callable[[], None]) -> None:
-        """Takes what is to be called when the client leaves."""
+    def batch(
+        self, model: str, num_items: int, num_tokens: int, seconds_waited: float | None, seconds_run: float
+    ) -> None:
+        """Takes one batch: its model and sizes, how long its oldest item waited, if one is new, and how long it ran."""
 
 
 @dataclass(eq=False)
@@ -107,7 +124,7 @@ class Item:
     payload: object
     num_tokens: int
     place: int
-    request: Waiting
+    request: Request[Any]
     lane: int = INTERACTIVE
     since: float = 0.0
 
@@ -127,25 +144,35 @@ class Request(Generic[Answer]):
         joined: Callable[[Sequence[object]], list[Answer]],
         part_of: Callable[[int, object], Part[Answer]],
     ):
-        self.is_cancelled = False
+        self.is_cancelled = self.is_streamed = False  # whether nobody waits any more; whether somebody hears parts
         self._results: list[object] = [None] * num_items
         self._num_left = num_items
         self._joined, self._part_of = joined, part_of
-        self._on_cancel: Callable[[], None] = lambda: None
-        self._done: list[int] = []  # places, as they are done
+        self.on_cancel: Callable[[], None] = lambda: None  # what is to be called when the client leaves
+        self._told: list[tuple[int, object]] = []  # places, and what is new there
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
 
-    def on_cancel(self, call: Callable[[], None]) -> None:
-        """Takes what is to be called when the client leaves."""
-        self._on_cancel = call
+    @classmethod
+    def of_each(cls, num_items: int, answer: Callable[[int, Any], Answer]) -> Request[Answer]:
+        """Returns a request each of whose results makes an answer: what `answer` returns for its place and itself."""
+        return cls(
+            num_items,
+            lambda results: [answer(place, one) for place, one in enumerate(results)],
+            lambda place, one: Part(place, 0, 1, answer(place, one)),
+        )
 
-    def deliver(self, place: int, result: object) -> None:
-        """Takes a result, from the worker."""
+    def tell(self, place: int, part: object) -> None:
+        """Takes a part of a result that is not whole yet, from the worker."""
+        self._told.append((place, part))
+        self._wake()
+
+    def deliver(self, place: int, result: object, part: object = None) -> None:
+        """Takes a result, from the worker; where parts of it were told before, also the last part."""
         with self._lock:
             self._results[place] = result
-            self._done.append(place)
+            self._told.append((place, result if part is None else part))
             self._num_left -= 1
         self._wake()
 
@@ -157,7 +184,7 @@ class Request(Generic[Answer]):
     def cancel(self) -> None:
         """Tells that the client left: what waits leaves the queue, and what runs for nobody is ended."""
         self.is_cancelled = True
-        self._on_cancel()
+        self.on_cancel()
 
     @property
     def has_ended(self) -> bool:
@@ -166,6 +193,17 @@ class Request(Generic[Answer]):
 
     async def parts(self) -> AsyncIterator[Part[Answer]]:
         """Yields each part as soon as it is done. Raises what ended the request early."""
+        self.is_streamed = True
+        async for place, new in self._news():
+            yield self._part_of(place, new)
+
+    async def answers(self) -> list[Answer]:
+        """Returns the answers of all texts, in their order. Raises what ended the request early."""
+        async for _ in self._news():
+            pass
+        return self._joined(self._results)
+
+    async def _news(self) -> AsyncIterator[tuple[int, object]]:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -177,21 +215,14 @@ class Request(Generic[Answer]):
         while True:
             changed.clear()
             has_ended = self.has_ended
-            while told < len(self._done):
-                place = self._done[told]
+            while told < len(self._told):
                 told += 1
-                yield self._part_of(place, self._results[place])
+                yield self._told[told - 1]
             if self._error is not None:
                 raise self._error
             if has_ended:
                 return
             await changed.wait()
-
-    async def answers(self) -> list[Answer]:
-        """Returns the answers of all texts, in their order. Raises what ended the request early."""
-        async for _ in self.parts():
-            pass
-        return self._joined(self._results)
 
 
 class _Batch:
@@ -232,14 +263,11 @@ class Scheduler:
     ):
         self.num_workers = num_workers
         self.batch_tokens = batch_tokens
-        self.max_waiting_tokens = max_waiting_tokens
-        self.waiting_tokens = 0
+        self.room = Room(max_waiting_tokens, USUAL_RATE * num_workers)
         self._most_rows, self.observer = most_rows, observer
         self._waiting: tuple[dict[Batched, list[Item]], ...] = tuple({} for _ in LANES)
         self._spent = [0.0 for _ in LANES]  # seconds of workers, by the lane's share
         self._running: set[_Batch] = set()
-        self._rate = USUAL_RATE
-        self._is_draining = self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._work, name=f"batches-{number}", daemon=True) for number in range(num_workers)
@@ -247,12 +275,7 @@ class Scheduler:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        return not (any(self._waiting) or self._running)
-
-    def submit(self, request: Waiting, items: Sequence[Item]) -> None:
+    def submit(self, request: Request[Any], items: Sequence[Item]) -> None:
         """Puts the items of a request into the queue.
 
         Raises:
@@ -260,31 +283,18 @@ class Scheduler:
         """
         num_tokens = sum(item.num_tokens for item in items)
         with self._changed:
-            self._require_room(num_tokens)
+            self.room.require(num_tokens)
             lane = INTERACTIVE if num_tokens <= self.batch_tokens else BULK
             if items and not self._waiting[lane]:  # what was not used before does not count
                 self._spent[lane] = max(self._spent)
             for item in items:
                 item.lane, item.since = lane, time.monotonic()
                 self._waiting[lane].setdefault(item.batched, []).append(item)
-            self.waiting_tokens += num_tokens
-            request.on_cancel(lambda: self._withdraw(request))
+            self.room.waiting += num_tokens
+            request.on_cancel = lambda: self._withdraw(request)
             self._changed.notify(len(items))
 
-    def _require_room(self, num_tokens: int) -> None:
-        if self._is_draining or self._is_closed:
-            raise Refusal(503, "unavailable", "the server is about to end: try another one, or later", 1.0)
-        if num_tokens > self.max_waiting_tokens:
-            raise Refusal(
-                413, "too_long",
-                f"expected at most {self.max_waiting_tokens:,} tokens (source and translation, times the beams) in a "
-                f"request; received about {num_tokens:,}: divide it",
-            )  # fmt: skip
-        if self.waiting_tokens + num_tokens > self.max_waiting_tokens:
-            seconds = math.ceil(self.waiting_tokens / (self._rate * self.num_workers))
-            raise Refusal(429, "overloaded", f"too much waits: try again in {seconds} s", float(max(1, seconds)))
-
-    def _withdraw(self, request: Waiting) -> None:
+    def _withdraw(self, request: Request[Any]) -> None:
         """Takes a request out of the queue, and ends the batches that run for nobody."""
         with self._changed:
             for lane in self._waiting:
@@ -300,8 +310,7 @@ class Scheduler:
         lane[batched] = [item for item in lane[batched] if id(item) not in gone]
         if not lane[batched]:
             del lane[batched]
-        self.waiting_tokens -= sum(item.num_tokens for item in items)
-        self._changed.notify_all()  # of those who wait for an empty queue
+        self.room.waiting -= sum(item.num_tokens for item in items)
 
     def _work(self) -> None:
         while self._worked():
@@ -324,8 +333,7 @@ class Scheduler:
             self._running.discard(batch)
             self._spent[first.lane] += seconds / SHARES[first.lane]
             if not batch.stop.is_set:
-                self._rate += 0.1 * (num_tokens / max(seconds, 1e-6) - self._rate)
-            self._changed.notify_all()
+                self.room.note(num_tokens * self.num_workers, seconds, 0.1)
         if self.observer:
             waited = begun - min(item.since for item in batch.items)
             self.observer.batch(first.batched.model, len(batch.items), num_tokens, waited, seconds)
@@ -334,7 +342,7 @@ class Scheduler:
         """Waits for something to run; None when the scheduler is closed."""
         with self._changed:
             while not any(self._waiting):
-                if self._is_closed:
+                if self.room.is_closed:
                     return None
                 self._changed.wait()
             lane = min((lane for lane in LANES if self._waiting[lane]), key=lambda lane: (self._spent[lane], lane))
@@ -360,21 +368,15 @@ class Scheduler:
             chosen.append(item)
         return chosen
 
-    def drain(self, seconds: float) -> bool:
-        """Refuses what is new, and waits until nothing runs; False if that takes longer."""
-        with self._changed:
-            self._is_draining = True
-            return self._changed.wait_for(lambda: self.is_idle, seconds)
-
     def close(self) -> None:
         """Ends the workers; what waits or runs is refused."""
         gone = Refusal(503, "unavailable", "the server ended")
         with self._changed:
-            self._is_draining = self._is_closed = True
+            self.room.is_closed = True
             waiting = [item for lane in self._waiting for items in lane.values() for item in items]
             for lane in self._waiting:
                 lane.clear()
-            self.waiting_tokens = 0
+            self.room.waiting = 0
             for batch in self._running:
                 batch.stop.set()
             waiting += [item for batch in self._running for item in batch.items]

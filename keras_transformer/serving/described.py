@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from keras_transformer.core.schema import PLAIN, Schema, list_of, number, object_of, one_of, or_null, text, whole
+from keras_transformer.core.schema import PLAIN, Schema, list_of, number, object_of, or_null, text, whole
 from keras_transformer.core.version import __version__
 from keras_transformer.serving.batching import Refusal
 
@@ -19,7 +20,9 @@ JSON: TypeAlias = Any  # what enters and leaves as JSON
 OWN, LIBRE, OPENAI = "own", "libretranslate", "openai"  # the shapes of errors
 SHORT = 200  # characters of a name
 NAME = re.compile(rf"[A-Za-z0-9._:/-]{{1,{SHORT}}}")
-STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
+STRING, INTEGER, NUMBER, BOOLEAN, OBJECT = (
+    {"type": name} for name in ("string", "integer", "number", "boolean", "object")
+)
 
 
 @dataclass(frozen=True)
@@ -74,50 +77,50 @@ def text_or(other: Schema, told: str) -> Schema:
 
 def some_texts(told: str, most: int, most_items: int, required: bool = True) -> Field:
     """Describes a text, or a list of texts."""
-    either = text_or(list_of(str, 1), "a list of texts")
-    one = {**STRING, "maxLength": most}
-    several = {"type": "array", "items": one, "minItems": 1, "maxItems": most_items}
-    return Field(either, {"anyOf": [one, several], "description": told}, required, None, most, most_items)
+    least, one = int(required), {**STRING, "maxLength": most}
+    either = text_or(list_of(str, least), "a list of texts")
+    schema = {"anyOf": [one, several(one, least, most_items)], "description": told}
+    return Field(either, schema, required, None, most, most_items)
 
 
 def a_list(told: str, each: Schema, each_told: dict[str, JSON], most_items: int) -> Field:
     """Describes a list of values, which must be given."""
-    json = {"type": "array", "items": each_told, "minItems": 1, "maxItems": most_items, "description": told}
-    return Field(list_of(each, 1), json, True, None, None, most_items)
+    schema = {**several(each_told, 1, most_items), "description": told}
+    return Field(list_of(each, 1), schema, True, None, None, most_items)
 
 
 def a_name(told: str, required: bool = False, default: str | None = None) -> Field:
     """Describes the name of a model, or the code of a language."""
-    json = {**STRING, "pattern": f"^{NAME.pattern}$", "description": told}
+    schema = {**STRING, "pattern": f"^{NAME.pattern}$", "description": told}
     allowed = text(NAME, f"1 to {SHORT} letters, digits or . _ : / -")
-    return Field(allowed, _with_default(json, default), required, default)
+    return Field(allowed, schema, required, default)
 
 
 def a_whole(told: str, least: int, most: int, default: int | None = None) -> Field:
     """Describes a whole number."""
-    json = {**INTEGER, "minimum": least, "maximum": most, "description": told}
-    return Field(whole(least, most), _with_default(json, default), False, default)
+    schema = {**INTEGER, "minimum": least, "maximum": most, "description": told}
+    return Field(whole(least, most), schema, False, default)
 
 
 def a_number(told: str, least: float, most: float, default: float | None = None) -> Field:
     """Describes a number."""
-    json = {**NUMBER, "minimum": least, "maximum": most, "description": told}
-    return Field(number(least, most), _with_default(json, default), False, default)
+    schema = {**NUMBER, "minimum": least, "maximum": most, "description": told}
+    return Field(number(least, most), schema, False, default)
 
 
 def a_flag(told: str) -> Field:
     """Describes a choice that is not made unless it is given as true."""
-    return Field(PLAIN[bool], {**BOOLEAN, "default": False, "description": told}, False, False)
+    return Field(PLAIN[bool], {**BOOLEAN, "description": told}, False, False)
 
 
-def a_choice(told: str, choices: Sequence[str], default: str | None = None) -> Field:
-    """Describes one of some words."""
-    json = {**STRING, "enum": [*choices], "description": told}
-    return Field(one_of(choices), _with_default(json, default), False, default)
-
-
-def _with_default(json: dict[str, JSON], default: JSON) -> dict[str, JSON]:
-    return json if default is None else {**json, "default": default}
+def a_value(told: str, *allowed: JSON) -> Field:
+    """Describes one of some values, of which the first is the default; any value, which nobody reads, if none is
+    given."""
+    if not allowed:
+        return Field(PLAIN[object], {"description": told})
+    known = [(isinstance(one, bool), one) for one in allowed]  # true is 1 in Python
+    either = Schema(" or ".join(map(json.dumps, allowed)), lambda value: (isinstance(value, bool), value) in known)
+    return Field(either, {"enum": [*allowed], "description": told}, False, allowed[0])
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,10 @@ class Body:
         """Returns the description in JSON Schema."""
         return {
             "type": "object",
-            "properties": {name: its.told for name, its in self.fields.items()},
+            "properties": {
+                name: its.told if its.default is None else {**its.told, "default": its.default}
+                for name, its in self.fields.items()
+            },
             "required": [name for name, its in self.fields.items() if its.is_required],
             "additionalProperties": self.takes_others,
         }
@@ -168,9 +174,9 @@ def shape(*optional: str, **properties: dict[str, JSON]) -> dict[str, JSON]:
     }  # fmt: skip
 
 
-def several(each: dict[str, JSON]) -> dict[str, JSON]:
+def several(each: dict[str, JSON], least: int = 0, most: int | None = None) -> dict[str, JSON]:
     """Returns the JSON Schema of a list."""
-    return {"type": "array", "items": each}
+    return {"type": "array", "items": each, "minItems": least, **({"maxItems": most} if most else {})}
 
 
 def nullable(one: dict[str, JSON]) -> dict[str, JSON]:
@@ -196,9 +202,7 @@ class Door:
         answer: answers a request, of which it gets the values of the body.
         gives: the JSON Schema of its answer.
         body: what it takes.
-        errors: the shape of its errors.
-        takes_forms: whether the body may be a form, and values stand in the address.
-        streams: whether it may answer with server-sent events.
+        errors: the shape of its errors. As LibreTranslate's, the body may be a form, and holds the key.
         needs_key: whether it needs a key, where the server has keys.
         needs_models: whether it is refused while models are loaded, and while the server ends.
         media_type: of its answer.
@@ -211,8 +215,6 @@ class Door:
     gives: dict[str, JSON]
     body: Body | None = None
     errors: str = OWN
-    takes_forms: bool = False
-    streams: bool = False
     needs_key: bool = True
     needs_models: bool = True
     media_type: str = "application/json"
@@ -260,13 +262,13 @@ def _operation(door: Door) -> Iterator[tuple[str, JSON]]:
     if door.needs_key:
         yield "security", [{}, {"bearer": []}, {"key": []}]
     types = ["application/json"]
-    if door.takes_forms:
+    if door.errors == LIBRE:
         types += ["application/x-www-form-urlencoded", "multipart/form-data"]
     if door.body:
         schema = {"schema": {"$ref": f"#/components/schemas/{door.body.name}"}}
         yield "requestBody", {"required": True, "content": dict.fromkeys(types, schema)}
     content = {door.media_type: {"schema": door.gives}}
-    if door.streams:
+    if door.body and "stream" in door.body.fields:
         content["text/event-stream"] = {"schema": STRING}
     answers: dict[str, JSON] = {"200": {"description": "The answer.", "content": content}}
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/error_{door.errors}"}}}

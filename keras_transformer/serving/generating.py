@@ -6,11 +6,9 @@ text becomes depends on its prompt, options and seed alone: it is what `Generato
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,17 +17,15 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.commands.graph_cache import Engine, open_model
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import having, list_of, shown
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.decoding.onnx_graphs import Abandoned, OnnxComputations, SteppedLanguageModel, Stop, stoppable
 from keras_transformer.runs.export_folder import Graphs
 from keras_transformer.search.loop import NO_HYPOTHESIS, is_permitted
 from keras_transformer.search.sampling import draw
-from keras_transformer.serving.batching import Item, Observer, Part, Refusal, Request, Scheduler
+from keras_transformer.serving.batching import Item, Observer, Part, Refusal, Request, Room, Scheduler
 from keras_transformer.serving.growing import GrowingBatch
-from keras_transformer.spec.search_options import SearchOptions, penalty, require_whole
+from keras_transformer.spec.search_options import SearchOptions, penalty
 from keras_transformer.tasks.language_modelling.pipeline import Continuation, Generator, GrowingText
-from keras_transformer.text.lines import strings_of
 from keras_transformer.text.sentences import Ids
 from keras_transformer.text.tokenizer import END
 
@@ -38,7 +34,9 @@ ENDED, CUT = "stop", "length"  # reasons to finish, as clients know them
 BETWEEN = 0.1
 USUAL_RATE = 200.0  # tokens a second, before any was measured
 HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # what bytes give that spell a part of a character yet
-MESSAGES = list_of(having(role=str, content=str), 1)
+# The most that counts as waiting of the tokens that a text may add: most end long before, and one that may be long
+# takes no place from those that come.
+RESERVED = 128
 DRAWING = ("temperature", "top_k", "top_p", "seed")
 
 
@@ -70,29 +68,40 @@ class Row:
 
     Args:
         request: who asked for it.
-        prompt, copy: the number of the prompt, and which of its continuations it is.
+        place: where its result belongs in the request.
         num_prompt_tokens: the tokens of the prompt.
         growing: its ids.
         max_tokens: the most to add.
         options: how the next token is chosen.
         stop: texts at which it ends.
         size: the most places that it takes in the batch.
-        due: when it may begin, by `time.monotonic`; earlier where there is room.
+        since: when it began to wait, by `time.monotonic`.
+        due: when it may begin, by the same clock; earlier where there is room.
     """
 
-    request: GrowingRequest
-    prompt: int
-    copy: int
+    request: Request[Answer]
+    place: int
     num_prompt_tokens: int
     growing: GrowingText
     max_tokens: int
     options: SearchOptions
     stop: Sequence[str]
     size: int
+    since: float
     due: float
     told: str = ""
     finish_reason: str = ""
     room: int = 0  # how many tokens its window has room for
+
+    @property
+    def num_tokens(self) -> int:
+        """How much it counts while it waits."""
+        return self.num_prompt_tokens + min(self.max_tokens, RESERVED)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it grows for somebody."""
+        return not (self.finish_reason or self.request.is_cancelled or self.request.has_ended)
 
     def generated(self, text: str) -> Generated:
         """Returns what is known of it, with a text."""
@@ -109,62 +118,32 @@ class Row:
             self.finish_reason = ENDED if id == END else CUT
 
     def tell(self, text: str) -> None:
-        """Tells the request what is new in its text so far, but for what may belong to a text to stop at."""
+        """Tells the request what is new in its text so far, but for what may belong to a text to stop at; and the
+        whole, if it has ended."""
         text, is_stopped = stopped_text(text, self.stop)
         self.finish_reason = ENDED if is_stopped else self.finish_reason
         if not self.finish_reason:
             text = text.rstrip(HALF_A_CHARACTER)
             text = text[: len(text) - beginning_of(self.stop, text)]
         new, self.told = text[len(self.told) :], text
-        if new or self.finish_reason:
-            self.request.tell(self, new)
+        if self.finish_reason:
+            self.request.deliver(self.place, self.generated(text), self.generated(new))
+        elif new:
+            self.request.tell(self.place, self.generated(new))
 
 
-class GrowingRequest(Request[Answer]):
-    """The request of texts that grow. A part is what is new in one of them: `Part.part` tells which continuation of the
-    prompt, and its answer is a list of one.
+def growing_request(num_prompts: int, num_copies: int) -> Request[Answer]:
+    """Returns the request of texts that grow, so many of each prompt. A part is what is new in one of them: `Part.part`
+    tells which continuation of the prompt, and its answer is a list of one."""
+    return Request(
+        num_prompts * num_copies,
+        lambda found: [_generated(found[place : place + num_copies]) for place in range(0, len(found), num_copies)],
+        lambda place, new: Part(place // num_copies, place % num_copies, num_copies, _generated([new])),
+    )
 
-    Args:
-        num_prompts: how many prompts it has.
-        num_copies: how many continuations each has.
-    """
 
-    def __init__(self, num_prompts: int, num_copies: int):
-        super().__init__(num_prompts * num_copies, self._answers, self._part)
-        self.is_streamed = False  # whether somebody hears parts: if not, a text is spelled when it has ended
-        self._shape = num_prompts, num_copies
-
-    def tell(self, row: Row, new: str) -> None:
-        """Takes the new text of a row; and the row, if it ended."""
-        with self._lock:
-            self._done.append(len(self._results))
-            self._results.append(Part(row.prompt, row.copy, self._shape[1], [row.generated(new)]))
-            if row.finish_reason:
-                self._results[row.prompt * self._shape[1] + row.copy] = row.generated(row.told)
-                self._num_left -= 1
-        with suppress(RuntimeError):  # the client's loop has ended
-            self._wake()
-
-    def _part(self, place: int, result: object) -> Part[Answer]:
-        assert isinstance(result, Part)
-        return result
-
-    def _answers(self, results: Sequence[object]) -> list[Answer]:
-        num_prompts, num_copies = self._shape
-        whole = [one for one in results if isinstance(one, Generated)]
-        return [whole[num_copies * prompt :][:num_copies] for prompt in range(num_prompts)]
-
-    async def parts(self) -> AsyncIterator[Part[Answer]]:
-        """Yields what is new in the texts, as they grow."""
-        self.is_streamed = True
-        async for part in super().parts():
-            yield part
-
-    async def answers(self) -> list[Answer]:
-        """Returns the continuations of all prompts."""
-        async for _ in super().parts():
-            pass
-        return self._answers(self._results)
+def _generated(results: Sequence[object]) -> Answer:
+    return [one for one in results if isinstance(one, Generated)]
 
 
 @dataclass(frozen=True)
@@ -183,10 +162,9 @@ class Searches:
     options: SearchOptions
     max_tokens: int
 
-    def run(self, payloads: Sequence[object]) -> Sequence[list[Continuation]]:
+    def run(self, payloads: Sequence[Any]) -> Sequence[list[Continuation]]:
         """Searches from the ids of prompts."""
-        prompts = [one for one in payloads if isinstance(one, list)]
-        return [self.generator.search_ids([ids], self.options, self.max_tokens)[0] for ids in prompts]
+        return [self.generator.search_ids([ids], self.options, self.max_tokens)[0] for ids in payloads]
 
 
 class GenerationEngine:
@@ -199,7 +177,7 @@ class GenerationEngine:
         generator: the model, by its graph.
         scheduler: runs the searches with several beams.
         batch_tokens: the most places of all texts in the batch, padding among them.
-        max_waiting_tokens: how many tokens may wait, of prompts and of what is to be added; see `Scheduler`.
+        max_waiting_tokens: how many tokens may wait, of prompts and in part of what is to be added; see `Scheduler`.
         most_rows: the most texts in the batch.
         observer: hears of each step.
 
@@ -227,15 +205,15 @@ class GenerationEngine:
         if not isinstance(generator.model, SteppedLanguageModel):
             raise RequestError("expected a language model as a graph; received a Keras model: export the run")
         self.model, self.generator = model, generator
-        self.batch_tokens, self.max_waiting_tokens, self.most_rows = batch_tokens, max_waiting_tokens, most_rows
-        self.waiting_tokens = 0
+        self.batch_tokens, self.most_rows = batch_tokens, most_rows
+        self.room = Room(max_waiting_tokens, USUAL_RATE)
         self._graph: SteppedLanguageModel = generator.model
         self._scheduler, self._observer = scheduler, observer
         self._waiting: list[Row] = []
         self._growing: list[Row] = []
         self._batches: list[GrowingBatch[Row]] = []
-        self._rate = USUAL_RATE
-        self._is_draining = self._is_retired = self._is_closed = False
+        self._waited: float | None = None  # seconds, of the oldest text that is new in a step
+        self._is_closed = False
         self._stop = Stop()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"texts of {model}", daemon=True)
@@ -251,7 +229,7 @@ class GenerationEngine:
         """
         opened = open_model(folder, TASKS[Generator.task].kind, Engine("onnx", num_threads=scheduler.num_workers))
         assert isinstance(opened.model, OnnxComputations)
-        limits = scheduler.batch_tokens, scheduler.max_waiting_tokens
+        limits = scheduler.batch_tokens, scheduler.room.most
         engine = cls(model, Generator.of_run(*opened), scheduler, *limits, observer=scheduler.observer)
         engine.graphs = opened.model.graphs
         return engine
@@ -282,11 +260,6 @@ class GenerationEngine:
         Raises:
             RequestError: the model has no template, or the template does not take them.
         """
-        try:
-            MESSAGES.checked(messages)
-        except ValueError:
-            received = shown(messages)
-            raise RequestError(f"expected messages, each with `role` and `content`; received {received}") from None
         return self.generator.tokenizer.chat_text(messages)
 
     def about(self) -> dict[str, object]:
@@ -317,22 +290,22 @@ class GenerationEngine:
             Refusal: too much waits, or a prompt does not fit in the model's context.
             RequestError: an option is out of its range, or the context has no room for a search.
         """
-        require_whole("max_tokens", max_tokens, 1)
-        if any(not text for text in strings_of(stop, "texts to stop at")):
+        if not all(stop):
             raise RequestError("expected texts to stop at; received an empty one: leave it out")
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
-        read = [self._read(prompt) for prompt in strings_of(prompts, "prompts")]
+        read = [*map(self._read, prompts)]
         max_tokens = self.generator.most_tokens(max_tokens)
         if options.num_beams > 1 and not options.sampling:
             return self._search(read, max_tokens, options, stop)
-        request = GrowingRequest(len(read), options.n_best)
-        rows = [
-            self._row(request, prompt, copy, ids, max_tokens, options, stop)
-            for prompt, ids in enumerate(read)
-            for copy in range(options.n_best)
-        ]
-        self._enter(request, rows)
+        request = growing_request(len(read), options.n_best)
+        self._enter(
+            request,
+            [
+                self._row(request, place, read[place // options.n_best], max_tokens, options, stop)
+                for place in range(len(read) * options.n_best)
+            ],
+        )
         return request
 
     def _read(self, prompt: str) -> Ids:
@@ -347,30 +320,22 @@ class GenerationEngine:
         return ids
 
     def _row(
-        self, request: GrowingRequest, prompt: int, copy: int, ids: Ids, max_tokens: int, options: SearchOptions,
+        self, request: Request[Answer], place: int, ids: Ids, max_tokens: int, options: SearchOptions,
         stop: Sequence[str],
     ) -> Row:  # fmt: skip
-        random = np.random.default_rng([options.seed, prompt, copy])
+        random = np.random.default_rng([options.seed, *divmod(place, options.n_best)])
         size = min(len(ids) + max_tokens, self.generator.model.context_length) + 1
-        growing = GrowingText([*ids], random=random)
-        due = time.monotonic() + BETWEEN * (prompt * options.n_best + copy)
-        return Row(request, prompt, copy, len(ids), growing, max_tokens, options, stop, size, due)
+        growing, now = GrowingText([*ids], random=random), time.monotonic()
+        return Row(request, place, len(ids), growing, max_tokens, options, stop, size, now, now + BETWEEN * place)
 
-    def _enter(self, request: GrowingRequest, rows: Sequence[Row]) -> None:
+    def _enter(self, request: Request[Answer], rows: Sequence[Row]) -> None:
         """Puts texts into the queue."""
-        num_tokens = sum(map(_num_tokens, rows))
+        num_tokens = sum(row.num_tokens for row in rows)
         with self._changed:
-            if self._is_draining or self._is_closed:
-                raise Refusal(503, "unavailable", "the server is about to end: try another one, or later", 1.0)
-            if num_tokens > self.max_waiting_tokens:
-                expected = f"expected at most {self.max_waiting_tokens:,} tokens, of prompts and of what is added,"
-                raise Refusal(413, "too_long", f"{expected} in a request; received {num_tokens:,}: divide it")
-            if self.waiting_tokens + num_tokens > self.max_waiting_tokens:
-                seconds = max(1, math.ceil(self.waiting_tokens / self._rate))
-                raise Refusal(429, "overloaded", f"too much waits: try again in {seconds} s", float(seconds))
-            request.on_cancel(lambda: self._withdraw(request))
+            self.room.require(num_tokens)
+            request.on_cancel = lambda: self._withdraw(request)
             self._waiting = sorted([*self._waiting, *rows], key=lambda row: row.due)
-            self.waiting_tokens += num_tokens
+            self.room.waiting += num_tokens
             self._changed.notify_all()
 
     def _search(
@@ -379,15 +344,10 @@ class GenerationEngine:
         """Asks the scheduler for searches with several beams."""
         self.generator.require_room(read, max_tokens)
 
-        def answer(place: int, found: object) -> Answer:
-            assert isinstance(found, list)
+        def answer(place: int, found: Sequence[Continuation]) -> Answer:
             return [_searched(one, len(read[place]), options, stop) for one in found]
 
-        request = Request[Answer](
-            len(read),
-            lambda results: [answer(place, found) for place, found in enumerate(results)],
-            lambda place, found: Part(place, 0, 1, answer(place, found)),
-        )
+        request = Request.of_each(len(read), answer)
         shared = Searches(self.model, self.generator, options, max_tokens)
         items = [
             Item(shared, ids, (len(ids) + max_tokens) * options.num_beams, place, request)
@@ -397,11 +357,6 @@ class GenerationEngine:
         return request
 
     # The thread
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing grows."""
-        return not (self._waiting or self._growing)
 
     def _withdraw(self, request: Request[Answer]) -> None:
         """Takes a request out of the queue, and ends the step that runs for nobody."""
@@ -415,7 +370,7 @@ class GenerationEngine:
         """Takes texts out of the queue."""
         taken = set(map(id, rows))
         self._waiting = [row for row in self._waiting if id(row) not in taken]
-        self.waiting_tokens -= sum(map(_num_tokens, rows))
+        self.room.waiting -= sum(row.num_tokens for row in rows)
 
     def _work(self) -> None:
         while True:
@@ -438,9 +393,10 @@ class GenerationEngine:
                 self._append(batch, logits)
                 num_tokens += len(batch.rows)
         seconds = time.monotonic() - begun
-        self._rate += 0.05 * (num_tokens / max(seconds, 1e-6) - self._rate)
+        self.room.note(num_tokens, seconds, 0.05)
         if self._observer and num_tokens:
-            self._observer.batch(self.model, num_tokens, num_tokens, 0.0, seconds)
+            self._observer.batch(self.model, num_tokens, num_tokens, self._waited, seconds)
+            self._waited = None
 
     def _fail(self, error: Exception) -> None:
         """Tells the requests of all texts that grow that they failed."""
@@ -454,19 +410,20 @@ class GenerationEngine:
         with self._changed:
             while not self._is_closed:
                 self._stop = Stop()
-                self._growing = [row for row in self._growing if _is_wanted(row)]
-                self._take([row for row in self._waiting if not _is_wanted(row)])
+                self._growing = [row for row in self._growing if row.is_wanted]
+                self._take([row for row in self._waiting if not row.is_wanted])
                 new = self._chosen()
                 self._take(new)
                 self._growing += new
                 if self._growing:
                     break
-                if self._is_retired:
+                if self.room.is_closed:
                     return False
-                self._changed.notify_all()  # of those who wait until nothing grows
                 self._changed.wait()
             else:
                 return False
+        if new:
+            self._waited = time.monotonic() - min(row.since for row in new)
         self._regroup(new)
         return True
 
@@ -475,8 +432,8 @@ class GenerationEngine:
         full begin the next."""
         full = list[Row]()
         for batch in self._batches:
-            full += [row for row in batch.rows if _is_wanted(row) and not row.room]
-            batch.keep([place for place, row in enumerate(batch.rows) if _is_wanted(row) and row.room])
+            full += [row for row in batch.rows if row.is_wanted and not row.room]
+            batch.keep([place for place, row in enumerate(batch.rows) if row.is_wanted and row.room])
         self._batches = GrowingBatch.merged(self._graph, [batch for batch in self._batches if batch.rows])
         self._begin([*full, *new])
 
@@ -505,25 +462,22 @@ class GenerationEngine:
         batch.next_ids(ids)
         for row, id, log_prob in zip(batch.rows, ids.tolist(), log_probs.tolist(), strict=True):
             row.add(id, log_prob)
-            if row.request.is_streamed or row.stop or row.finish_reason:
-                row.tell(self.generator.text_of(row.growing.added))
-
-    def drain(self, seconds: float) -> bool:
-        """Refuses what is new, and waits until nothing grows; False if that takes longer."""
-        with self._changed:
-            self._is_draining = True
-            return self._changed.wait_for(lambda: self.is_idle, seconds)
+            try:
+                if row.request.is_streamed or row.stop or row.finish_reason:
+                    row.tell(self.generator.text_of(row.growing.added))
+            except Exception as error:  # of this text alone
+                row.request.fail(error)
 
     def retire(self) -> None:
         """Refuses what is new, and ends the thread when nothing grows any more."""
         with self._changed:
-            self._is_draining = self._is_retired = True
+            self.room.is_closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the thread; what waits or grows is refused."""
         with self._changed:
-            self._is_draining = self._is_closed = True
+            self.room.is_closed = self._is_closed = True
             rows = [*self._waiting, *self._growing]
             self._take(self._waiting)
             self._stop.set()
@@ -531,14 +485,6 @@ class GenerationEngine:
         for row in rows:
             row.request.fail(Refusal(503, "unavailable", "the server ended"))
         self._thread.join()
-
-
-def _num_tokens(row: Row) -> int:
-    return row.num_prompt_tokens + row.max_tokens
-
-
-def _is_wanted(row: Row) -> bool:
-    return not (row.finish_reason or row.request.is_cancelled or row.request.has_ended)
 
 
 def _searched(found: Continuation, num_prompt_tokens: int, options: SearchOptions, stop: Sequence[str]) -> Generated:

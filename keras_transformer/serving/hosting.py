@@ -1,4 +1,4 @@
-"""Holds the models that a server answers with: loads them, checks them on this machine, replaces and drains them."""
+"""Holds the models that a server answers with: loads them, checks them on this machine, and replaces them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,42 +149,34 @@ class Host:
         kind = next((kind for kind in ENGINES if task in kind.tasks), None)
         if kind is None:
             raise RequestError(f"{folder} is a model of --task {task}, which cannot be served yet")
-        engine = kind.open(name, folder, self.scheduler)
+        engine, found = kind.open(name, folder, self.scheduler), PAIR.fullmatch(name)
         try:
-            return self._described(name, task, folder, engine)
+            return Hosted(
+                name,
+                task,
+                [(found[1], found[2])] if found else [*engine.pairs],
+                precision_of_graph(engine.graphs.main),
+                identity_of(engine.graphs),
+                certified(engine.graphs) if ExportFolder(folder).is_export() else {},
+                engine,
+                time.time(),
+            )
         except BaseException:
             if isinstance(engine, GenerationEngine):
                 engine.retire()
             raise
 
-    def _described(self, name: str, task: str, folder: str, engine: AnyEngine) -> Hosted:
-        found = PAIR.fullmatch(name)
-        return Hosted(
-            name,
-            task,
-            [(found[1], found[2])] if found else [*engine.pairs],
-            precision_of_graph(engine.graphs.main),
-            identity_of(engine.graphs),
-            certified(engine.graphs) if ExportFolder(folder).is_export() else {},
-            engine,
-            time.time(),
-        )
-
     @property
-    def _threads(self) -> list[GenerationEngine | Scheduler]:
-        return [*growing(self.models), self.scheduler]
-
-    def drain(self, seconds: float) -> bool:
-        """Refuses new requests, and waits until those that were accepted have their answers; False if time is over."""
-        self.is_ready, end = False, time.monotonic() + seconds
-        ended = [one.drain(max(end - time.monotonic(), 0)) for one in self._threads]  # each refuses what is new
-        return all(ended)
+    def waiting_tokens(self) -> int:
+        """How many tokens wait, for all models."""
+        return self.scheduler.room.waiting + sum(one.room.waiting for one in growing(self.models))
 
     def close(self) -> None:
         """Ends the threads."""
         self.is_ready = False
-        for one in self._threads:
-            one.close()
+        for engine in growing(self.models):
+            engine.close()
+        self.scheduler.close()
 
 
 def growing(models: Mapping[str, Hosted]) -> list[GenerationEngine]:
@@ -195,17 +187,11 @@ def growing(models: Mapping[str, Hosted]) -> list[GenerationEngine]:
 def identity_of(graphs: Graphs) -> str:
     """Returns a short hash of the content of the main graph, with the weights beside it."""
     digest = hashlib.sha256()
-    for path in _files(graphs):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for path in (graphs.main, graphs.main.with_name(f"{graphs.main.name}.data")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
-
-
-def _files(graphs: Graphs) -> Iterator[Path]:
-    yield graphs.main
-    weights = graphs.main.with_name(f"{graphs.main.name}.data")
-    if weights.is_file():
-        yield weights
 
 
 def named_folders(arguments: list[str]) -> dict[str, str]:

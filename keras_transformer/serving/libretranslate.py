@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,64 +11,40 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Schema, whole
 from keras_transformer.serving import described as a
+from keras_transformer.serving.choosing import AUTO, LANGUAGE_NAMES, choices, detect_all, language_of, short_codes
 from keras_transformer.serving.described import JSON, LIBRE, Body, Door, Field
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import as_list, submitted
-from keras_transformer.serving.service import AUTO, choices, detect_all, service_of
+from keras_transformer.serving.service import service_of
 from keras_transformer.serving.wire import answers_of
 
-DETECTED = a.shape(confidence=a.NUMBER, language=a.STRING)
-LANGUAGE = a.shape(code=a.STRING, name=a.STRING)
-EITHER = {"anyOf": [a.STRING, a.several(a.STRING)]}
-TRANSLATED = a.shape(
-    "detectedLanguage", "alternatives", translatedText=EITHER,
-    detectedLanguage={"anyOf": [DETECTED, a.several(DETECTED)]},
-    alternatives={"anyOf": [a.several(a.STRING), a.several(a.several(a.STRING))]},
-)  # fmt: skip
-SETTINGS = a.shape(
-    charLimit=a.INTEGER, frontendTimeout=a.INTEGER, apiKeys=a.BOOLEAN, keyRequired=a.BOOLEAN, suggestions=a.BOOLEAN,
-    filesTranslation=a.BOOLEAN, supportedFilesFormat=a.several(a.STRING),
-    language=a.shape(source=LANGUAGE, target=LANGUAGE),
-)  # fmt: skip
 FRONTEND_MILLISECONDS = 500  # for which its page waits while someone types
-NAMES = """
-af Afrikaans|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|ca Catalan|cs Czech|cy Welsh|da Danish
-de German|el Greek|en English|eo Esperanto|es Spanish|et Estonian|eu Basque|fa Persian|fi Finnish|fr French|ga Irish
-gl Galician|gu Gujarati|he Hebrew|hi Hindi|hr Croatian|hu Hungarian|hy Armenian|id Indonesian|is Icelandic|it Italian
-ja Japanese|ka Georgian|kk Kazakh|km Khmer|ko Korean|ky Kyrgyz|lo Lao|lt Lithuanian|lv Latvian|mk Macedonian
-ml Malayalam|mn Mongolian|mr Marathi|ms Malay|mt Maltese|my Burmese|nb Norwegian|ne Nepali|nl Dutch|no Norwegian
-pa Punjabi|pl Polish|ps Pashto|pt Portuguese|ro Romanian|ru Russian|si Sinhala|sk Slovak|sl Slovenian|so Somali
-sq Albanian|sr Serbian|sv Swedish|sw Swahili|ta Tamil|te Telugu|th Thai|tl Tagalog|tr Turkish|uk Ukrainian|ur Urdu
-uz Uzbek|vi Vietnamese|zh Chinese
-"""
-ENGLISH_NAMES = dict(one.split(" ", 1) for line in NAMES.split("\n") if line for one in line.split("|"))
 
 
 def libre_doors(limits: Limits) -> list[Door]:
     """Returns the routes of LibreTranslate's API."""
     key = a.a_text("A key, where the server has keys.", a.SHORT)
-    languages = a.several(a.shape(code=a.STRING, name=a.STRING, targets=a.several(a.STRING)))
     detect_body = Body("libre_detect", {"q": _texts("A text.", limits), "api_key": key}, takes_others=True)
     return [
         Door(
-            "POST", "/translate", "Translates texts, as LibreTranslate does.", translate, TRANSLATED,
-            translate_body(limits, key), LIBRE, takes_forms=True,
+            "POST", "/translate", "Translates texts, as LibreTranslate does.", translate, a.OBJECT,
+            translate_body(limits, key), LIBRE,
         ),
         Door(
-            "POST", "/detect", "Tells the language of a text, as LibreTranslate does.", detect, a.several(DETECTED),
-            detect_body, LIBRE, takes_forms=True,
+            "POST", "/detect", "Tells the language of a text, as LibreTranslate does.", detect, a.several(a.OBJECT),
+            detect_body, LIBRE,
         ),
         Door(
-            "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, languages,
+            "GET", "/languages", "Tells the languages, as LibreTranslate does.", tell_languages, a.several(a.OBJECT),
             errors=LIBRE, needs_key=False,
         ),
         Door(
-            "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, SETTINGS,
+            "GET", "/frontend/settings", "Tells limits, as LibreTranslate does.", tell_settings, a.OBJECT,
             errors=LIBRE, needs_key=False,
         ),
         Door(
-            "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health,
-            a.shape(status=a.STRING), errors=LIBRE, needs_key=False, needs_models=False,
+            "GET", "/health", "Tells that the server runs, as LibreTranslate does.", tell_health, a.OBJECT,
+            errors=LIBRE, needs_key=False, needs_models=False,
         ),
     ]  # fmt: skip
 
@@ -87,7 +64,7 @@ def translate_body(limits: Limits, key: Field) -> Body:
         "q": _texts("What to translate.", limits),
         "source": a.a_name('The language of the texts; "auto" is what each seems to be in.', required=True),
         "target": a.a_name("The language of the translations.", required=True),
-        "format": a.a_choice("Only text: markup is not understood yet.", ["text", "html", ""], "text"),
+        "format": a.a_value("Only text: markup is not understood yet.", "text", "html", ""),
         "alternatives": others,
         "api_key": key,
     }
@@ -101,12 +78,12 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     service, texts, num_others = service_of(http), as_list(given["q"]), int(given["alternatives"])
     chosen = await choices(service, texts, None, given["source"], given["target"])
     beams = max(num_others + 1, *(choice.engine.options().num_beams for choice in chosen)) if num_others else None
-    work = await submitted(texts, chosen, beams, num_others + 1)
-    http.state.counts = {"texts": len(texts)}
-    found = await answers_of(http, work, service.limits.seconds)
+    work = await submitted(http, texts, chosen, beams, num_others + 1)
+    found = await answers_of(http, work)
     told: dict[str, JSON] = {"translatedText": [nbest[0].text for nbest in found]}
     if given["source"] == AUTO:
-        told["detectedLanguage"] = [_detected(*choice.found) for choice in chosen if choice.found]
+        codes = short_codes(service.languages())
+        told["detectedLanguage"] = [_detected(codes, *choice.found) for choice in chosen if choice.found]
     if num_others:
         told["alternatives"] = [_others([one.text for one in nbest]) for nbest in found]
     is_list = isinstance(given["q"], list)
@@ -117,34 +94,39 @@ def _others(texts: list[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text and text != texts[0]]
 
 
-def _detected(language: str, share: float) -> dict[str, JSON]:
-    return {"confidence": round(100 * float(share), 1), "language": language}
+def _detected(codes: Mapping[str, str], language: str, share: float) -> dict[str, JSON]:
+    return {"confidence": round(100 * float(share), 1), "language": codes[language]}
 
 
 async def detect(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/detect`: what a text, or a list as one text, seems to be in, the likeliest first."""
-    [found] = await asyncio.to_thread(detect_all, service_of(http), ["\n".join(as_list(given["q"]))])
-    return JSONResponse([_detected(*one) for one in found.candidates])
+    service = service_of(http)
+    [found] = await asyncio.to_thread(detect_all, service, ["\n".join(as_list(given["q"]))])
+    codes = short_codes(service.languages())
+    return JSONResponse([_detected(codes, *one) for one in found.candidates])
 
 
 async def tell_languages(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/languages`."""
-    targets: dict[str, list[str]] = {}
-    for source, target in service_of(http).pairs():
-        targets.setdefault(source, []).append(target)
-    for code in [code for some in targets.values() for code in some]:
-        targets.setdefault(code, [])
-    return JSONResponse([{**_language(code), "targets": some} for code, some in targets.items()])
+    service = service_of(http)
+    codes = short_codes(service.languages())
+    targets: dict[str, dict[str, None]] = {}
+    for source, target in service.pairs():
+        targets.setdefault(codes[source], {})[codes[target]] = None
+    for code in codes.values():
+        targets.setdefault(code, {})
+    return JSONResponse([{**_language(code), "targets": [*some]} for code, some in targets.items()])
 
 
 def _language(code: str) -> dict[str, str]:
-    return {"code": code, "name": ENGLISH_NAMES.get(code.replace("-", "_").split("_")[0], code)}
+    return {"code": code, "name": LANGUAGE_NAMES.get(language_of(code), code)}
 
 
 async def tell_settings(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/frontend/settings`."""
     service = service_of(http)
     source, target = next(iter(service.pairs()), ("", ""))
+    codes = {"": "", **short_codes(service.languages())}
     has_keys = service.keys is not None
     told = {
         "charLimit": service.limits.max_characters,
@@ -154,7 +136,7 @@ async def tell_settings(http: Request, given: dict[str, JSON]) -> Response:
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
-        "language": {"source": _language(source), "target": _language(target)},
+        "language": {"source": _language(codes[source]), "target": _language(codes[target])},
     }
     return JSONResponse(told)
 

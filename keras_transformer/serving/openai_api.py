@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.schema import Schema, list_of, object_of, one_of
+from keras_transformer.core.schema import list_of, object_of, one_of
 from keras_transformer.serving import described as a
+from keras_transformer.serving.choosing import AUTO, choices
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.own_api import DRAWING, MOST_STOPS, as_list, generation, submitted
-from keras_transformer.serving.service import AUTO, choices, service_of
-from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
+from keras_transformer.serving.service import service_of
+from keras_transformer.serving.wire import Events, Work, answers_of, event
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Hypothesis
@@ -27,16 +27,22 @@ if TYPE_CHECKING:
 MOST_MESSAGES = 256
 ROLES = ("system", "developer", "user", "assistant")
 DONE = event("[DONE]")
-USAGE = a.shape(prompt_tokens=a.INTEGER, completion_tokens=a.INTEGER, total_tokens=a.INTEGER)
-ENVELOPE = {"id": a.STRING, "object": a.STRING, "created": a.INTEGER, "model": a.STRING}
-COMPLETION = a.shape(**ENVELOPE, choices={"type": "array"}, usage=USAGE)
-TRANSLATED = a.shape(**ENVELOPE, text={"anyOf": [a.STRING, a.several(a.STRING)]})
+# What changes no answer here, and what would: the one value of it that is taken, which asks for nothing.
+NOT_READ = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls",
+)  # fmt: skip
+ONLY: dict[str, tuple[JSON, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "logprobs": (False,), "best_of": (1,),
+    "echo": (False,), "suffix": ("",), "top_logprobs": (0,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],),
+}  # fmt: skip
 # What a chat has: a text, or parts that are texts.
 PART = object_of({"type": one_of(["text"]), "text": str})
 CONTENT = a.text_or(list_of(PART, 1), "a list of parts of the type text")
 MESSAGE = object_of({"role": one_of(ROLES), "content": CONTENT}, {"name": str})
 PART_TOLD = {**a.shape(type={"const": "text"}, text=a.STRING), "additionalProperties": False}
-CONTENT_TOLD = {"anyOf": [a.STRING, {**a.several(PART_TOLD), "minItems": 1}]}
+CONTENT_TOLD = {"anyOf": [a.STRING, a.several(PART_TOLD, 1)]}
 MESSAGE_TOLD = {
     **a.shape("name", role={"enum": [*ROLES]}, content=CONTENT_TOLD, name=a.STRING), "additionalProperties": False
 }  # fmt: skip
@@ -46,27 +52,26 @@ def openai_doors(limits: Limits) -> list[Door]:
     """Returns the routes of OpenAI's API, and of vLLM's translations."""
     return [
         Door(
-            "POST", "/v1/completions", "Continues texts, as OpenAI's API does.", complete, COMPLETION,
-            completion_body(limits), OPENAI, streams=True,
+            "POST", "/v1/completions", "Continues texts, as OpenAI's API does.", complete, a.OBJECT,
+            completion_body(limits), OPENAI,
         ),
         Door(
-            "POST", "/v1/chat/completions", "Answers a chat, as OpenAI's API does.", chat, COMPLETION,
-            chat_body(limits), OPENAI, streams=True,
+            "POST", "/v1/chat/completions", "Answers a chat, as OpenAI's API does.", chat, a.OBJECT,
+            chat_body(limits), OPENAI,
         ),
         Door(
-            "POST", "/v1/translations", "Translates texts, as vLLM proposes.", translate, TRANSLATED,
-            translations_body(limits), OPENAI, streams=True,
+            "POST", "/v1/translations", "Translates texts, as vLLM proposes.", translate, a.OBJECT,
+            translations_body(limits), OPENAI,
         ),
     ]  # fmt: skip
 
 
 def common_fields(limits: Limits) -> dict[str, Field]:
     """Describes what completions and chats take alike. What is not understood may have the value that does nothing."""
-    zero = a.a_number("Not understood: only 0.", 0, 0, 0)
-    false = Field(_only(False), {"const": False, "description": "Not understood: only false."}, False, False)
+    names = ("include_usage", "include_obfuscation")
     options = Field(
-        object_of({}, {"include_usage": bool}),
-        {"type": "object", "properties": {"include_usage": a.BOOLEAN}, "additionalProperties": False},
+        object_of({}, dict.fromkeys(names, bool)),
+        {**a.OBJECT, "properties": dict.fromkeys(names, a.BOOLEAN), "additionalProperties": False},
     )
     return {
         "model": a.a_name("The name of a model.", required=True),
@@ -75,16 +80,9 @@ def common_fields(limits: Limits) -> dict[str, Field]:
         "stop": a.some_texts("Texts before which the answer ends.", a.SHORT, MOST_STOPS, required=False),
         "stream": a.a_flag("Whether to tell the text as it grows, as server-sent events."),
         "stream_options": options,
-        "frequency_penalty": zero,
-        "presence_penalty": zero,
-        "logprobs": false,
-        "echo": false,
-        "user": a.a_text("Not read.", a.SHORT),
-    }  # fmt: skip
-
-
-def _only(value: JSON) -> Schema:
-    return Schema(f"{value!r}".lower(), lambda given: given is value)
+        **{name: a.a_value("Not read.") for name in NOT_READ},
+        **{name: a.a_value("Not understood.", *values) for name, values in ONLY.items()},
+    }
 
 
 def completion_body(limits: Limits) -> Body:
@@ -121,8 +119,7 @@ def translations_body(limits: Limits) -> Body:
     return Body("translations", fields)
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """How an answer is written: of completions, or of a chat.
 
     Args:
@@ -143,15 +140,10 @@ class Form:
         id = f"{self.prefix}-{http.state.request_id}"
         return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
-    def choice(self, index: int, one: Generated) -> JSON:
-        """Returns a whole text."""
-        text: JSON = {"message": {"role": "assistant", "content": one.text}} if self.is_chat else {"text": one.text}
-        return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason}
-
-    def chunk(self, index: int, one: Generated, is_first: bool) -> JSON:
-        """Returns a part of a text."""
+    def choice(self, index: int, one: Generated, name: str = "message", is_first: bool = True) -> JSON:
+        """Returns a whole text; or a part of it, a "delta"."""
         role = {"role": "assistant"} if is_first else {}
-        text: JSON = {"delta": {**role, "content": one.text}} if self.is_chat else {"text": one.text}
+        text: JSON = {name: {**role, "content": one.text}} if self.is_chat else {"text": one.text}
         return {"index": index, **text, "logprobs": None, "finish_reason": one.finish_reason or None}
 
 
@@ -182,15 +174,12 @@ def _text_of(content: JSON) -> str:
 
 
 async def _generated(http: Request, given: dict[str, JSON], prompts: list[str], most: int, form: Form) -> Response:
-    service = service_of(http)
-    model = service.named(given["model"], "generate")
-    work = await generation(model, prompts, most, given)
-    http.state.counts = {"texts": len(prompts)}
+    model = service_of(http).named(given["model"], "generate")
+    work = await generation(http, model, prompts, most, given)
     if given["stream"]:
         has_usage = (given["stream_options"] or {}).get("include_usage", False)
-        events = _chunks(http, work, form, model.name, given["n"], has_usage)
-        return Events(events, work, service.limits.seconds, lambda error: _error(http, error))
-    found = await answers_of(http, work, service.limits.seconds)
+        return Events(http, _chunks(http, work, form, model.name, given["n"], has_usage), work, OPENAI)
+    found = await answers_of(http, work)
     texts = [one for of_prompt in found for one in of_prompt]
     told = [form.choice(index, one) for index, one in enumerate(texts)]
     return JSONResponse({**form.envelope(http, model.name), "choices": told, "usage": usage(texts, given["n"])})
@@ -210,17 +199,12 @@ async def _chunks(
     last: dict[int, Generated] = {}
     async for part in work.parts():
         index, [one] = part.text * num_each + part.part, part.answer
-        choice = form.chunk(index, one, is_first=index not in last)
+        choice = form.choice(index, one, "delta", index not in last)
         last[index] = one
         yield event({**envelope, "choices": [choice], **({"usage": None} if has_usage else {})})
     if has_usage:
         yield event({**envelope, "choices": [], "usage": usage([last[index] for index in sorted(last)], num_each)})
     yield DONE
-
-
-def _error(http: Request, error: Exception) -> bytes:
-    log_failure(error, http.state.request_id)
-    return event(failure_of(error).as_json(OPENAI, http.state.request_id))
 
 
 async def translate(http: Request, given: dict[str, JSON]) -> Response:
@@ -229,13 +213,12 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     if given["stream"] and len(texts) > 1:
         raise RequestError("expected one text to stream; received several: leave out stream")
     chosen = await choices(service, texts, given["model"], given["source_language"], given["target_language"])
-    work = await submitted(texts, chosen)
-    http.state.counts = {"texts": len(texts)}
+    work = await submitted(http, texts, chosen)
     form = Form("trans", "translation", "translation.chunk")
     envelope = form.envelope(http, chosen[0].model.name, given["stream"])
     if given["stream"]:
-        return Events(_sentences(work, envelope), work, service.limits.seconds, lambda error: _error(http, error))
-    found = [nbest[0].text for nbest in await answers_of(http, work, service.limits.seconds)]
+        return Events(http, _sentences(work, envelope), work, OPENAI)
+    found = [nbest[0].text for nbest in await answers_of(http, work)]
     return JSONResponse({**envelope, "text": found[0] if isinstance(given["text"], str) else found})
 
 

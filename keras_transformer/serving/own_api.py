@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,18 +15,17 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import list_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.answering import AnswerEngine
+from keras_transformer.serving.choosing import AUTO, SURE, Choice, Divided, choices, detect_all, submitting
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
-from keras_transformer.serving.service import AUTO, SURE, Choice, Divided, choices, detect_all, service_of, submitting
+from keras_transformer.serving.service import service_of
 from keras_transformer.serving.translating import TranslationEngine
-from keras_transformer.serving.wire import Events, Work, answers_of, event, failure_of, log_failure
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.serving.wire import Events, Work, answers_of, event
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Hypothesis
 
-Answer = TypeVar("Answer")
 MOST_STOPS, MOST_SEED, MOST_TOP = 16, 2**63 - 1, 1_000_000
 MODEL_NAME = a.a_name("The name of a model; by default the first that fits.")
 DRAWING = {
@@ -82,11 +81,11 @@ def own_doors(limits: Limits) -> list[Door]:
         Door("GET", "/v1/models", "Tells the models.", tell_models, models, needs_key=False),
         Door(
             "POST", "/v1/translate", "Translates texts, each of any number of sentences.", translate,
-            a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits), streams=True,
+            a.shape(translations=a.several(TRANSLATION), model=a.STRING), translate_body(limits),
         ),
         Door(
             "POST", "/v1/generate", "Continues texts, or answers them.", generate,
-            a.shape(texts=a.several(GENERATED), model=a.STRING), generate_body(limits), streams=True,
+            a.shape(texts=a.several(GENERATED), model=a.STRING), generate_body(limits),
         ),
         *(
             Door("POST", f"/v1/{verb}", told, _answerer(verb), answers, answer_body(verb, limits))
@@ -159,17 +158,14 @@ def about(model: Hosted, limits: Limits) -> JSON:
         "sha": model.identity,
         "certificate": {"holds": model.holds, "artefacts": artefacts},
         **_of_engine(model),
-        "limits": {
-            "max_texts": limits.max_texts, "max_characters": limits.max_characters, "max_beams": limits.max_beams,
-            "max_new_tokens": limits.max_new_tokens, "max_body_bytes": limits.max_body_bytes, "seconds": limits.seconds,
-        },
-    }  # fmt: skip
+        "limits": asdict(limits),
+    }
 
 
 def _of_engine(model: Hosted) -> JSON:
     if isinstance(model.engine, TranslationEngine):
         return {"beams": model.engine.options().num_beams, "words": model.engine.tells_words}
-    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": model.engine.verbs}
+    return model.engine.about() if isinstance(model.engine, GenerationEngine) else {"does": [*model.engine.verbs]}
 
 
 def as_list(value: JSON) -> list[str]:
@@ -181,17 +177,17 @@ async def translate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/translate`."""
     texts = as_list(given["text"])
     chosen = await choices(service_of(http), texts, given["model"], given["source"], given["target"])
-    work = await submitted(texts, chosen, given["beams"], given["n_best"], given["words"])
-    http.state.counts = {"texts": len(texts)}
+    work = await submitted(http, texts, chosen, given["beams"], given["n_best"], given["words"])
     if given["stream"]:
-        return streamed(http, _translation_events(work, chosen, given["words"]), work)
-    found = await answers_of(http, work, service_of(http).limits.seconds)
+        return Events(http, _translation_events(work, chosen, given["words"]), work)
+    found = await answers_of(http, work)
     return JSONResponse(_translations(found, chosen, given["words"]))
 
 
 async def submitted(
-    texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1, words: bool = False
-) -> Divided[list[Hypothesis]]:
+    http: Request, texts: Sequence[str], chosen: Sequence[Choice], beams: int | None = None, n_best: int = 1,
+    words: bool = False,
+) -> Divided[list[Hypothesis]]:  # fmt: skip
     """Asks the chosen models for translations.
 
     Raises:
@@ -203,7 +199,8 @@ async def submitted(
         options = choice.engine.options(num_beams=beams, n_best=n_best, words=words)
         return choice.engine.submit([texts[place] for place in places], options, *choice.languages)
 
-    return await submitting(texts, lambda: Divided.submit(chosen, submit))
+    room = service_of(http).host.scheduler.room
+    return await submitting(http, texts, lambda: Divided.submit(chosen, submit), room)
 
 
 def _translations(found: Sequence[Sequence[Hypothesis]], chosen: Sequence[Choice], words: bool) -> JSON:
@@ -239,67 +236,38 @@ async def _translation_events(
     yield event(_translations(await work.answers(), chosen, words), "done")
 
 
-def streamed(http: Request, events: AsyncGenerator[bytes, None], work: Work[Answer]) -> Response:
-    """Returns the answer that tells events; an error becomes the last of them."""
-
-    def on_error(error: Exception) -> bytes:
-        log_failure(error, http.state.request_id)
-        return event(failure_of(error).as_json(a.OWN, http.state.request_id), "error")
-
-    return Events(events, work, service_of(http).limits.seconds, on_error)
-
-
 async def generation(
-    model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
+    http: Request, model: Hosted, prompts: Sequence[str], max_tokens: int, given: dict[str, JSON]
 ) -> Work[list[Generated]]:
-    """Asks a model for texts that begin with prompts, as the values of a body say.
-
-    Raises:
-        RequestError: the values do not go together.
-        Refusal: too much waits, or a prompt is too long for the model.
-    """
-    engine, stops = model.engine, as_list(given["stop"] or [])
-    assert isinstance(engine, GenerationEngine)
-    options = generation_options(engine, given)
-    return await submitting(prompts, lambda: engine.submit(prompts, max_tokens, options, stops))
-
-
-def generation_options(engine: GenerationEngine, given: dict[str, JSON]) -> SearchOptions:
-    """Returns how to continue texts: the model's usual way, unless a value says another one.
+    """Asks a model for texts that begin with prompts, in its usual way, unless a value of the body says another.
 
     What is streamed is not searched with beams. Without a seed, each request draws anew.
 
     Raises:
         RequestError: the values do not go together.
+        Refusal: too much waits, or a prompt is too long for the model.
     """
-    drawing = {name: given[name] for name in DRAWING}
-    beams = given.get("beams")
+    engine, stops, beams = model.engine, as_list(given["stop"] or []), given.get("beams")
+    assert isinstance(engine, GenerationEngine)
     if given["stream"] and (beams or 1) > 1:
         raise RequestError("a search with beams ends before its text is known: leave out stream, or beams")
-    options = engine.options(num_beams=beams, n_best=given.get("n"), **drawing)
-    return replace(options, seed=secrets.randbelow(MOST_SEED)) if drawing["seed"] is None else options
+    options = engine.options(num_beams=beams, n_best=given.get("n"), **{name: given[name] for name in DRAWING})
+    if given["seed"] is None:
+        options = replace(options, seed=secrets.randbelow(MOST_SEED))
+    return await submitting(http, prompts, lambda: engine.submit(prompts, max_tokens, options, stops), engine.room)
 
 
 async def generate(http: Request, given: dict[str, JSON]) -> Response:
     """Answers `/v1/generate`."""
-    service, prompts = service_of(http), as_list(given["prompt"])
-    model = service.named(given["model"], "generate")
-    work = await generation(model, prompts, given["max_tokens"], given)
-    http.state.counts = {"texts": len(prompts)}
+    prompts, model = as_list(given["prompt"]), service_of(http).named(given["model"], "generate")
+    work = await generation(http, model, prompts, given["max_tokens"], given)
     if given["stream"]:
-        return streamed(http, _generation_events(work, model), work)
-    return JSONResponse(_texts(await answers_of(http, work, service.limits.seconds), model))
+        return Events(http, _generation_events(work, model), work)
+    return JSONResponse(_texts(await answers_of(http, work), model))
 
 
 def _texts(found: list[list[Generated]], model: Hosted) -> JSON:
-    texts = [
-        {
-            "text": best.text, "finish_reason": best.finish_reason, "log_prob": best.log_prob,
-            "num_prompt_tokens": best.num_prompt_tokens, "num_tokens": best.num_tokens,
-        }
-        for best, *_ in found
-    ]  # fmt: skip
-    return {"texts": texts, "model": model.name}
+    return {"texts": [best._asdict() for best, *_ in found], "model": model.name}
 
 
 async def _generation_events(work: Work[list[Generated]], model: Hosted) -> AsyncGenerator[bytes, None]:
@@ -312,14 +280,12 @@ def _answerer(verb: str) -> Callable[[Request, dict[str, JSON]], Awaitable[Respo
     """Returns what answers the route of a verb."""
 
     async def answer(http: Request, given: dict[str, JSON]) -> Response:
-        service = service_of(http)
-        model = service.named(given["model"], verb)
+        model = service_of(http).named(given["model"], verb)
         options = {name: given[name] for name in ANSWERING[verb][1] if given[name]}
         engine = model.engine
         assert isinstance(engine, AnswerEngine)
-        work = await submitting(given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
-        http.state.counts = {"inputs": len(given["inputs"])}
-        return JSONResponse({"answers": await answers_of(http, work, service.limits.seconds), "model": model.name})
+        work = await submitting(http, given["inputs"], lambda: engine.submit(given["inputs"], verb, **options))
+        return JSONResponse({"answers": await answers_of(http, work), "model": model.name})
 
     return answer
 

@@ -37,7 +37,9 @@ KEEP_ALIVE_SECONDS = 30
 UNREAD_SECONDS = 60.0  # in which a client must go on reading an answer
 GRACEFUL_SECONDS = 5  # for connections that are open when all answers were given
 ONE_SIGNAL_SECONDS = 1.0  # in which the same signal may come from the group and from the supervisor
+MOST_CONNECTIONS = 900  # beyond which requests are refused by 503; systems let a process open 1,024 files
 BACKLOG = 2_048
+PAUSES = (1.0, 60.0)  # seconds before a process that could not begin is tried again: at first, and at most
 TICK = 0.02  # seconds between two looks whether all answers were sent
 
 
@@ -68,7 +70,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """
     import uvicorn  # noqa: F401 (the extra is missing, or not, before anything else happens)
 
-    from keras_transformer.serving.keys import new_key
+    from keras_transformer.serving.service import new_key
 
     if arguments.new_key:
         for line in new_key(arguments.new_key):
@@ -129,6 +131,8 @@ def run_server(arguments: argparse.Namespace, listener: socket.socket, on_ready:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     threads = arguments.threads or max(1, num_cores() // arguments.processes)
     service = made_service(named_folders(arguments.models), limits, arguments.keys, threads, arguments.prefix)
+    if parent := multiprocessing.parent_process():
+        service.supervisor = parent.pid
     bound = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     app = application(service, [*LOCAL_HOSTS, bound, *arguments.allow_host], loads=False)
     _log_to_standard_error()
@@ -207,6 +211,7 @@ def server_of(app: Starlette) -> Server:
         app, http=_protocol(), ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, backlog=BACKLOG,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES, timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     return Server(config)
 
@@ -234,8 +239,9 @@ class Running:
             RequestError, JobError: a model cannot be served.
         """
         loop = asyncio.get_running_loop()
-        for number, call in ((signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload)):
-            loop.add_signal_handler(number, call)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         if parent := multiprocessing.parent_process():  # without a supervisor nobody would end this process
             loop.add_reader(parent.sentinel, self._without_supervisor)
         serving = asyncio.create_task(self.server.serve([self.listener]))
@@ -255,7 +261,7 @@ class Running:
                 self.server.should_exit = self.server.force_exit = True
             return
         self.service.is_draining, self.asked_at = True, time.monotonic()
-        self._start(self._drain)
+        self._start(self._drain())
 
     def _without_supervisor(self) -> None:
         if not self.service.is_draining:
@@ -267,11 +273,8 @@ class Running:
             await asyncio.sleep(TICK)
         self.server.should_exit = True
 
-    def reload(self) -> None:
-        """Loads the models again; those that answer go on if that fails."""
-        self._start(self._reload)
-
     async def _reload(self) -> None:
+        """Loads the models again; those that answer go on if that fails."""
         from keras_transformer.serving.batching import Refusal
 
         try:
@@ -280,14 +283,14 @@ class Running:
         except (RequestError, JobError, Refusal, OSError) as error:
             warn(f"the models were not loaded again, and those before go on: {error}")
 
-    def _start(self, call: Callable[[], Coroutine[object, object, None]]) -> None:
-        task = asyncio.get_running_loop().create_task(call())
+    def _start(self, call: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(call)
         self.tasks.add(task)  # a task that nobody holds may vanish
         task.add_done_callback(self.tasks.discard)
 
 
 class Supervisor:
-    """Several processes that accept clients at one socket. One that was killed is replaced.
+    """Several processes that accept clients at one socket. One that ends is replaced, as soon as that can be.
 
     Args:
         arguments: of the command.
@@ -303,16 +306,16 @@ class Supervisor:
         """Serves until a signal comes.
 
         Raises:
-            JobError: a process ended, though nobody asked it to.
+            JobError: not one process could begin.
         """
         try:
             signal.signal(signal.SIGHUP, lambda number, frame: self._send(signal.SIGHUP))
             line = self._start()  # alone, so that what is wrong is told once
-            for _ in range(self._arguments.processes - 1):
-                self._start()
+            self._start_others()
             say(f"{line} in {self._arguments.processes} processes")
             while True:
-                self._replace_killed()
+                self._forget_ended()
+                self._start_others()
         except Stopped:
             pass
         finally:
@@ -331,15 +334,26 @@ class Supervisor:
             return str(receiver.recv())
         except EOFError:
             child.join()
+            self._children.remove(child)
             raise JobError(f"a process of the server could not begin; it ended with {child.exitcode}") from None
 
-    def _replace_killed(self) -> None:
-        """Waits until processes end, and starts others in their places."""
+    def _start_others(self) -> None:
+        """Starts processes in the places of those that are not there; what cannot begin is tried again."""
+        pause, longest = PAUSES
+        while len(self._children) < self._arguments.processes:
+            try:
+                self._start()
+            except JobError as error:
+                warn(f"{error}: trying again in {pause:g} s; {sum(one.is_alive() for one in self._children)} serve")
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def _forget_ended(self) -> None:
+        """Waits until processes end."""
         wait([child.sentinel for child in self._children])
         for child in [one for one in self._children if not one.is_alive()]:
             self._children.remove(child)
             warn(f"a process ended with {child.exitcode}: another one takes its place")
-            self._start()
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:
@@ -349,8 +363,5 @@ class Supervisor:
 
 
 def _serve_in_child(arguments: argparse.Namespace, listener: socket.socket, sender: Connection) -> None:
-    def on_ready(line: str) -> None:
-        sender.send(line)
-
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # before there is something to load again
-    sys.exit(exit_status(lambda: run_server(arguments, listener, on_ready)))
+    sys.exit(exit_status(lambda: run_server(arguments, listener, sender.send)))

@@ -1,40 +1,199 @@
-"""Chooses which model answers a request: by its name, by the languages, or by what language a text seems to be in."""
+"""What all routes of a server share: its models, the keys of its clients, and its metrics."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
+import hmac
+import re
+import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.process_collector import ProcessCollector
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.core.extras import required
 from keras_transformer.serving.answering import AnswerEngine
-from keras_transformer.serving.batching import Part
-from keras_transformer.serving.described import JSON
+from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Host, Hosted, Limits
-from keras_transformer.serving.keys import Keys
-from keras_transformer.serving.telemetry import Telemetry
 from keras_transformer.serving.translating import TranslationEngine
-from keras_transformer.serving.wire import Work
 
 if TYPE_CHECKING:
-    from py3langid.langid import LanguageIdentifier
+    from prometheus_client.metrics_core import Metric
 
-SURE = 0.8  # the least confidence with which a language is told
-MOST_READ = 2_000  # characters, which tell a language as well as more
-AUTO = "auto"  # in place of a language: the server detects it
+LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]+([0-9a-f]{64})(?:[ \t]+([1-9]\d{0,6}))?")
+MOST_KEY_BYTES = 2**20
 MOST_TOLD = 8  # names in a message
-MOST_DETECTED, LEAST_DETECTED = 100_000, 200  # characters of all texts together, and of each, that tell the language
-MOST_AT_ONCE = 4_000  # characters that are read between two events
-Answer = TypeVar("Answer")
-Result = TypeVar("Result")
-_loading = threading.Lock()
+METRICS = "keras_transformer"
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+TOKENS = (64, 256, 1_024, 2_048, 4_096, 8_192, 16_384)
+ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass
+class Client:
+    """Whoever holds a key.
+
+    Args:
+        name: who it is.
+        digest: the SHA-256 of the key, in hexadecimal.
+        per_minute: how many requests are taken in a minute; None for any number.
+    """
+
+    name: str
+    digest: str
+    per_minute: int | None = None
+    left: float = 0.0
+    since: float = 0.0
+
+    def take(self, now: float) -> float:
+        """Takes one request at a time in seconds; returns after how many seconds it may come, 0 for now."""
+        if self.per_minute is None:
+            return 0.0
+        rate = self.per_minute / 60
+        self.left = min(float(self.per_minute), self.left + (now - self.since) * rate)
+        self.since = now
+        if self.left < 1:
+            return (1 - self.left) / rate
+        self.left -= 1
+        return 0.0
+
+
+class Keys:
+    """The keys of a server.
+
+    Args:
+        clients: who holds one.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(self, clients: list[Client], clock: Callable[[], float] = time.monotonic):
+        self.clients, self._clock, self._lock = clients, clock, threading.Lock()
+        for client in clients:
+            client.left, client.since = float(client.per_minute or 0), clock()
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """Reads a file: in each line a name, the SHA-256 of a key, and the requests that are taken in a minute, if
+        there is a limit; `#` begins a line for people.
+
+        Raises:
+            RequestError: the file is not there, or a line is something else.
+        """
+        try:
+            text = path.read_bytes()[:MOST_KEY_BYTES].decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"cannot read the keys {path}: {error}") from None
+        clients = list[Client]()
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not (line := line.strip()) or line.startswith("#"):
+                continue
+            if not (found := LINE.fullmatch(line)):  # the line itself may be a key, so no message holds it
+                raise RequestError(
+                    f"{path}, line {number}: expected NAME SHA256 [REQUESTS-PER-MINUTE]; received another line: "
+                    "`serve --new-key NAME` makes one"
+                )
+            clients.append(Client(found[1], found[2], int(found[3]) if found[3] else None))
+        if not clients:
+            raise RequestError(f"{path} has no keys: `serve --new-key NAME` makes one")
+        return cls(clients)
+
+    def admit(self, key: str | None) -> bool:
+        """Whether a key is one of the server's. Takes one request of its rate.
+
+        Raises:
+            Refusal: its rate is reached.
+        """
+        digest = hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).hexdigest()
+        # All are compared, so that the time tells nothing.
+        found = [client for client in self.clients if hmac.compare_digest(client.digest, digest)]
+        if key is None or not found:
+            return False
+        with self._lock:
+            seconds = found[0].take(self._clock())
+        if seconds:
+            raise Refusal(429, "rate", f"this key may send {found[0].per_minute:,} requests a minute", seconds)
+        return True
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """Makes a key; returns the key, and the line of the file that knows it.
+
+    Raises:
+        RequestError: the name cannot stand in the file.
+    """
+    key = secrets.token_urlsafe(32)
+    line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
+    if not LINE.fullmatch(line):
+        raise RequestError(f"expected a name of letters, digits, dots, - and _; received {name!r:.80}")
+    return key, line
+
+
+class Telemetry:
+    """The metrics of a server. It is a `batching.Observer`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.host: Host | None = None
+
+        def histogram(name: str, told: str, labels: Iterable[str], buckets: Iterable[float]) -> Histogram:
+            return Histogram(f"{METRICS}_{name}", told, labels, buckets=tuple(buckets), registry=self.registry)
+
+        self._count = Counter(
+            f"{METRICS}_request_count", "Requests that were answered.", ("route", "status"), registry=self.registry
+        )
+        self._failure = Counter(
+            f"{METRICS}_request_failure", "Requests that failed, by the reason.", ("err",), registry=self.registry
+        )
+        self._duration = histogram("request_duration", "Seconds from a request to its answer.", ("route",), SECONDS)
+        self._queue = histogram(
+            "queue_duration", "Seconds for which the oldest new item of a batch waited.", ("model",), SECONDS
+        )
+        self._inference = histogram("inference_duration", "Seconds for which a batch ran.", ("model",), SECONDS)
+        self._tokens = histogram("batch_tokens", "Padded tokens in a batch.", ("model",), TOKENS)
+        self._size = histogram("batch_size", "Items in a batch, such as sentences.", ("model",), ITEMS)
+        self.registry.register(self)
+        ProcessCollector(namespace=METRICS, registry=self.registry)
+
+    def batch(
+        self, model: str, num_items: int, num_tokens: int, seconds_waited: float | None, seconds_run: float
+    ) -> None:
+        """Takes one batch."""
+        if seconds_waited is not None:
+            self._queue.labels(model).observe(seconds_waited)
+        self._inference.labels(model).observe(seconds_run)
+        self._tokens.labels(model).observe(num_tokens)
+        self._size.labels(model).observe(num_items)
+
+    def request(self, route: str, status: int, seconds: float, error: str) -> None:
+        """Takes one answered request; `error` is the code of what went wrong, or empty."""
+        self._count.labels(route, str(status)).inc()
+        self._duration.labels(route).observe(seconds)
+        if error:
+            self._failure.labels(error).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields what is known at the moment that somebody asks."""
+        waiting = GaugeMetricFamily(f"{METRICS}_queue_tokens", "Tokens that wait.")
+        info = GaugeMetricFamily(f"{METRICS}_model_info", "The models that are loaded.", labels=["model", "sha"])
+        ready = GaugeMetricFamily(f"{METRICS}_ready", "1 where the models are loaded and answered their probes.")
+        if self.host is not None:
+            waiting.add_metric([], self.host.waiting_tokens)
+            ready.add_metric([], float(self.host.is_ready))
+            for model in self.host.models.values():
+                info.add_metric([model.name, model.identity], 1)
+        yield from (waiting, info, ready)
+
+    def text(self) -> bytes:
+        """Returns all metrics as Prometheus reads them."""
+        return generate_latest(self.registry)
 
 
 @dataclass
@@ -46,12 +205,14 @@ class Service:
         telemetry: the metrics.
         keys: of clients; without any, whoever reaches the server may ask.
         prefix: the path before all routes, behind a proxy.
+        supervisor: the process that has all of several load their models again at SIGHUP, if there is one.
     """
 
     host: Host
     telemetry: Telemetry
     keys: Keys | None = None
     prefix: str = ""
+    supervisor: int | None = None
     is_draining: bool = False
     num_accepted: int = 0  # requests that will have an answer before the server ends
 
@@ -74,6 +235,10 @@ class Service:
             404, f"expected the name of a model here that can {verb} ({known}); received another or none"
         )
 
+    def languages(self) -> list[str]:
+        """Returns the codes of all languages that some model reads or writes, each once."""
+        return [*dict.fromkeys(code for pair in self.pairs() for code in pair)]
+
     def pairs(self) -> list[tuple[str, str]]:
         """Returns the languages of source and target that some model translates between, each pair once."""
         return [*dict.fromkeys(pair for model in self.host.models.values() for pair in model.pairs)]
@@ -90,211 +255,3 @@ def service_of(http: Request) -> Service:
     """Returns what the routes of the request's application share."""
     service: Service = http.app.state.service
     return service
-
-
-class Detected(NamedTuple):
-    """What a text seems to be written in.
-
-    Args:
-        candidates: each language that is served, with its probability among them, the likeliest first.
-        other: the language that it surely is, if that is not served.
-    """
-
-    candidates: list[tuple[str, float]]
-    other: str | None = None
-
-    @property
-    def language(self) -> str | None:
-        """The language; None if it is not sure."""
-        is_sure = bool(self.candidates) and self.confidence >= SURE and self.other is None
-        return self.candidates[0][0] if is_sure else None
-
-    @property
-    def confidence(self) -> float:
-        """The probability of the likeliest language, among those that are served."""
-        return self.candidates[0][1] if self.candidates else 0.0
-
-    def best(self, among: Iterable[str]) -> tuple[str, float] | None:
-        """Returns the likeliest of some languages, and its probability among all that are served; None if none of them
-        can be told."""
-        some = set(among)
-        return next((one for one in self.candidates if one[0] in some), None)
-
-
-def detected(text: str, languages: Iterable[str]) -> Detected:
-    """Returns what language a text seems to be in.
-
-    Args:
-        text: the text.
-        languages: the codes that are served; of such as "de_DE" the first part counts.
-    """
-    ranked = dict(_identifier().rank(text[:MOST_READ]))
-    shares = {code: ranked[_known(code)] for code in languages if _known(code) in ranked}
-    whole = sum(shares.values())
-    if not whole:
-        return Detected([])
-    candidates = sorted(((code, share / whole) for code, share in shares.items()), key=lambda one: (-one[1], one[0]))
-    first = next(iter(ranked))
-    is_other = ranked[first] >= SURE and first not in map(_known, shares)
-    return Detected(candidates, first if is_other else None)
-
-
-def _known(code: str) -> str:
-    return code.replace("-", "_").split("_")[0].lower()
-
-
-def _identifier() -> LanguageIdentifier:
-    with _loading:
-        return _loaded()
-
-
-@cache
-def _loaded() -> LanguageIdentifier:
-    module = required("py3langid.langid", "serve", "detection of languages")
-    found: LanguageIdentifier = module.LanguageIdentifier.from_model_file(module.MODEL_FILE, norm_probs=True)
-    return found
-
-
-class Choice(NamedTuple):
-    """Which model translates a text.
-
-    Args:
-        model: the model.
-        source, target: between which languages, as far as they are known.
-        found: what the language of the text seems to be, and the probability, where the client did not tell it.
-    """
-
-    model: Hosted
-    source: str | None
-    target: str | None
-    found: tuple[str, float] | None = None
-
-    @property
-    def engine(self) -> TranslationEngine:
-        """What translates."""
-        assert isinstance(self.model.engine, TranslationEngine)
-        return self.model.engine
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        """What the model's engine is told: nothing if the model has one direction."""
-        return (self.source, self.target) if len(self.model.pairs) > 1 else (None, None)
-
-
-async def choices(
-    service: Service, texts: Sequence[str], name: str | None, source: str | None, target: str | None
-) -> list[Choice]:
-    """Chooses the model of each text, whose language may differ from those of the others.
-
-    Args:
-        service: with the models.
-        texts: what is to be translated.
-        name: of a model; None for the one that fits the languages.
-        source: their language; None or "auto" for what each seems to be.
-        target: the language of the translations; None for a model that has but one.
-
-    Raises:
-        HTTPException: there is no such model.
-        RequestError: no model translates between such languages.
-    """
-    source = None if source == AUTO else source
-    models = [service.named(name, "translate")] if name else _translators(service)
-    if len(models) == 1 and not models[0].pairs:
-        return [_without_languages(models[0], source, target)] * len(texts)
-    fitting = [
-        (model, pair)
-        for model in models
-        for pair in model.pairs
-        if source in (None, pair[0]) and target in (None, pair[1])
-    ]
-    targets = {pair[1] for _, pair in fitting}
-    if not fitting:
-        known = ", ".join(f"{one}-{other}" for one, other in [*dict.fromkeys(service.pairs())][:MOST_TOLD])
-        raise RequestError(f"expected languages that a model here translates between ({known}); received others")
-    if target is None and len(targets) > 1:
-        raise RequestError(
-            f"expected the language of the translation ({', '.join(sorted(targets)[:MOST_TOLD])}): give target"
-        )
-    by_source = {pair[0]: Choice(model, *pair) for model, pair in reversed(fitting)}
-    if source is not None:
-        return [by_source[source]] * len(texts)
-    found = await asyncio.to_thread(detect_all, service, texts)
-    return [_chosen(by_source, one) for one in found]
-
-
-def _translators(service: Service) -> list[Hosted]:
-    first = service.named(None, "translate")
-    found = [model for model in service.host.models.values() if does(model, "translate")]
-    return [first] if len(found) == 1 else [model for model in found if model.pairs]
-
-
-def _without_languages(model: Hosted, source: str | None, target: str | None) -> Choice:
-    if source is not None or target is not None:
-        raise RequestError(
-            f"the model {model.name} does not tell its languages: leave source and target out, or serve it as in "
-            "en-de=FOLDER"
-        )
-    return Choice(model, None, None)
-
-
-def _chosen(by_source: dict[str, Choice], found: Detected) -> Choice:
-    """Chooses the likeliest source; or the only one, whatever the text is."""
-    best = found.best(by_source) or (next(iter(by_source)), 0.0)
-    if not best[1] and len(by_source) > 1:
-        raise RequestError(
-            f"the language of a text cannot be told among {', '.join([*by_source][:MOST_TOLD])}: give source"
-        )
-    return by_source[best[0]]._replace(found=best)
-
-
-def detect_all(service: Service, texts: Sequence[str]) -> list[Detected]:
-    """Returns what language each text seems to be in, among those that the models read and write."""
-    languages = [*dict.fromkeys(code for pair in service.pairs() for code in pair)]
-    most = max(MOST_DETECTED // max(len(texts), 1), LEAST_DETECTED)
-    return [detected(text[:most], languages) for text in texts]
-
-
-async def submitting(inputs: Sequence[JSON], submit: Callable[[], Result]) -> Result:
-    """Submits work; a thread reads what is long, so that no other client waits for that."""
-    is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE
-    return submit() if is_short else await asyncio.to_thread(submit)
-
-
-class Divided(Generic[Answer]):
-    """Work that several models do for one client. It is a `wire.Work`."""
-
-    def __init__(self, shares: Sequence[tuple[Work[Answer], Sequence[int]]]):
-        self._shares = shares
-
-    @classmethod
-    def submit(cls, chosen: Sequence[Choice], submit: Callable[[Choice, list[int]], Work[Answer]]) -> Divided[Answer]:
-        """Submits the texts of each choice together; `submit` takes their places. If one is refused, all are."""
-        places: dict[tuple[str, str | None, str | None], list[int]] = {}
-        for place, choice in enumerate(chosen):
-            places.setdefault((choice.model.name, choice.source, choice.target), []).append(place)
-        shares: list[tuple[Work[Answer], Sequence[int]]] = []
-        try:
-            for some in places.values():
-                shares.append((submit(chosen[some[0]], some), some))
-        except BaseException:
-            cls(shares).cancel()
-            raise
-        return cls(shares)
-
-    def cancel(self) -> None:
-        """Ends all of it."""
-        for work, _ in self._shares:
-            work.cancel()
-
-    async def answers(self) -> list[Answer]:
-        """Returns the answers in the order of the texts."""
-        by_place: dict[int, Answer] = {}
-        for work, places in self._shares:
-            by_place |= zip(places, await work.answers(), strict=True)
-        return [by_place[place] for place in sorted(by_place)]
-
-    async def parts(self) -> AsyncIterator[Part[Answer]]:
-        """Yields the parts of one share after those of another."""
-        for work, places in self._shares:
-            async for part in work.parts():
-                yield part._replace(text=places[part.text])

@@ -20,12 +20,13 @@ from starlette.types import Receive, Scope, Send
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.core.schema import Mismatch, parse_json, printable
 from keras_transformer.serving.batching import Part, Refusal
-from keras_transformer.serving.described import JSON, LIBRE, OPENAI
+from keras_transformer.serving.described import JSON, LIBRE, OPENAI, OWN
 
 LOG = logging.getLogger("keras_transformer.serving")
 BODY_SECONDS = 20.0  # in which a body must have come
 BOUNDARY = re.compile(r"""(?i)\bboundary="?([\w'()+,./:=?-]{1,70})""", re.ASCII)
 PART_NAME = re.compile(rb'(?i)\bname="([^"\r\n]*)"')
+KEY = re.compile(rb'"api_key"\s{0,9}:\s{0,9}("(?:[^"\\\x00-\x1f]|\\.){0,400}")')
 MOST_PARAMETERS = 1_000  # bytes of a form's head that are read
 MOST_FIELDS = 2_000  # of a form
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
@@ -68,8 +69,14 @@ async def read_body(http: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
+async def read_values(http: Request, most: int, takes_forms: bool, admit: Callable[[str | None], object]) -> JSON:
     """Returns what a request holds: JSON, or where forms are taken those, and values in the address.
+
+    Args:
+        http: the request.
+        most: the most bytes of its body.
+        takes_forms: whether it may be a form.
+        admit: takes the key in the body, if there is one, before JSON is parsed.
 
     Raises:
         HTTPException: see `read_body`, or the body has another type.
@@ -83,9 +90,11 @@ async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
     body = await read_body(http, most)
     try:
         if is_json:
+            admit(_key_in(body))
             return parse_json(body, object, is_strict=True)
         in_body = _multipart(body, parameters) if kind == "multipart/form-data" else _pairs(body)
         values = _pairs(http.scope["query_string"]) | in_body
+        admit(values.get("api_key"))
         return {name: value.replace("\r\n", "\n") for name, value in values.items()}  # forms end lines with both
     except Mismatch:
         raise
@@ -93,6 +102,13 @@ async def read_values(http: Request, most: int, takes_forms: bool) -> JSON:
         raise Mismatch(
             f"expected {'JSON' if is_json else 'a form'} in UTF-8; received another text ({_where(error)})"
         ) from None
+
+
+def _key_in(body: bytes) -> str | None:
+    """Returns the key in JSON, without reading what else there is."""
+    found = KEY.search(body)
+    key = found and parse_json(found[1], object)
+    return key if isinstance(key, str) else None
 
 
 def _where(error: ValueError) -> str:
@@ -121,19 +137,24 @@ def _multipart(body: bytes, parameters: str) -> dict[str, str]:
     return pairs
 
 
-async def answers_of(http: Request, work: Work[Answer], seconds: float) -> list[Answer]:
+async def answers_of(http: Request, work: Work[Answer]) -> list[Answer]:
     """Returns the answers of work for a client; the work ends if the client leaves, or time is over.
 
     Raises:
         ClientDisconnect: the client left.
         Refusal: time is over.
     """
-    return await _unless_gone(http.receive, _in_time(work.answers(), asyncio.timeout(seconds), seconds), work)
+    return await _unless_gone(http.receive, _in_time(work.answers(), _seconds_of(http)), work)
 
 
-async def _in_time(coroutine: Awaitable[Result], timeout: asyncio.Timeout, seconds: float) -> Result:
+def _seconds_of(http: Request) -> float:
+    seconds: float = http.app.state.service.limits.seconds
+    return seconds
+
+
+async def _in_time(coroutine: Awaitable[Result], seconds: float, until: float | None = None) -> Result:
     try:
-        async with timeout:
+        async with asyncio.timeout(seconds) if until is None else asyncio.timeout_at(until):
             return await coroutine
     except TimeoutError:
         raise Refusal(504, "timed_out", f"no answer within {seconds:g} seconds: send less, or try again", 1.0) from None
@@ -169,37 +190,34 @@ def event(data: JSON, name: str = "") -> bytes:
 
 
 class Events(StreamingResponse, Generic[Answer]):
-    """Tells a client events as they come; the work ends if the client leaves, or time is over.
+    """Tells a client events as they come; the work ends if the client leaves, or time is over. What goes wrong is the
+    last event.
 
     Args:
+        http: the request.
         events: what is told, encoded.
         work: what is ended early.
-        seconds: the time for all events.
-        on_error: makes the last event of what went wrong, after which nothing is told.
+        errors: the shape of an error.
     """
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        work: Work[Answer],
-        seconds: float,
-        on_error: Callable[[Exception], bytes],
-    ):
+    def __init__(self, http: Request, events: AsyncGenerator[bytes, None], work: Work[Answer], errors: str = OWN):
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(self._in_time(events), media_type="text/event-stream", headers=headers)
-        self._work, self._seconds, self._on_error = work, seconds, on_error
+        super().__init__(self._in_time(http, events, errors), media_type="text/event-stream", headers=headers)
+        self._work = work
 
-    async def _in_time(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        until = asyncio.get_running_loop().time() + self._seconds
+    async def _in_time(
+        self, http: Request, events: AsyncGenerator[bytes, None], errors: str
+    ) -> AsyncGenerator[bytes, None]:
+        seconds = _seconds_of(http)
+        until = asyncio.get_running_loop().time() + seconds
         try:
-            while True:
-                told = await _in_time(anext(events, b""), asyncio.timeout_at(until), self._seconds)
-                if not told:
-                    return
+            while told := await _in_time(anext(events, b""), seconds, until):
                 yield told
         except Exception as error:
             self._work.cancel()
-            yield self._on_error(error)
+            log_failure(error, http.state.request_id)
+            told = failure_of(error).as_json(errors, http.state.request_id)
+            yield event(told, "error" if errors == OWN else "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As in Starlette, but it hears on every server that the client left."""

@@ -5,7 +5,9 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 from starlette.testclient import TestClient
 
@@ -13,52 +15,39 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.decoding.decoder import Hypothesis, Word
 from keras_transformer.serving.answering import AnswerEngine
 from keras_transformer.serving.application import LOCAL_HOSTS, application
-from keras_transformer.serving.batching import Part
-from keras_transformer.serving.generating import GenerationEngine
+from keras_transformer.serving.batching import Request, Room
+from keras_transformer.serving.generating import Generated, GenerationEngine, growing_request
 from keras_transformer.serving.hosting import Limits
 from keras_transformer.serving.serve import server_of
-from keras_transformer.serving.service import Service
-from keras_transformer.serving.telemetry import Telemetry
+from keras_transformer.serving.service import Service, Telemetry
 from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.spec.search_options import SearchOptions
 
 LOCAL = "http://127.0.0.1"
 
 
-class Work:
-    """What a fake engine does for a client: nothing but tell what it knows, part by part, unless it never ends."""
-
-    def __init__(self, answers, parts, error=None, never=False):
-        self.told, self.its_parts, self.error, self.never = answers, parts, error, never
-        self.is_cancelled = threading.Event()
-
-    def cancel(self):
-        self.is_cancelled.set()
-
-    async def answers(self):
-        if self.never:
-            await asyncio.sleep(3_600)
-        if self.error:
-            raise self.error
-        return self.told
-
-    async def parts(self):
-        for part in self.its_parts:
-            yield part
-        await self.answers()
-
-
 class Engine:
-    """Translates, or continues, by writing in capitals. `error` is raised when work is submitted, or `late` after."""
+    """Translates, or continues, by writing in capitals. `error` is raised when work is submitted, or `late` after.
+
+    If it shall `never` end, it tells its parts, and a result lacks."""
 
     def __init__(self):
+        self.room = Room(1_000, 1.0)
         self.works, self.asked, self.error, self.late, self.never = [], [], None, None, False
 
-    def _made(self, answers, parts):
+    def _told(self, answers):
+        request = Request.of_each(len(answers) + self.never, lambda place, one: one)
+        for place, one in enumerate(answers):
+            request.deliver(place, one)
+        return self._kept(request)
+
+    def _kept(self, request):
         if self.error:
             raise self.error
-        self.works.append(Work(answers, parts, self.late, self.never))
-        return self.works[-1]
+        if self.late:
+            request.fail(self.late)
+        self.works.append(request)
+        return request
 
 
 class Translates(Engine, TranslationEngine):
@@ -76,8 +65,7 @@ class Translates(Engine, TranslationEngine):
             ]
             for text in texts
         ]
-        parts = [Part(place, 0, 1, nbest) for place, nbest in enumerate(answers)]
-        return self._made(answers, parts)
+        return self._told(answers)
 
 
 class Writes(Engine, GenerationEngine):
@@ -97,27 +85,22 @@ class Writes(Engine, GenerationEngine):
         self.asked.append((list(prompts), max_tokens, options, list(stop)))
 
         def written(text, num_tokens, reason):
-            return SimpleNamespace(
-                text=text, num_prompt_tokens=3, num_tokens=num_tokens, finish_reason=reason, log_prob=-1.5
-            )
+            return Generated(text, 3, num_tokens, reason, -1.5)
 
-        answers = [[written(f"{prompt} a b", 2, "stop")] * options.n_best for prompt in prompts]
-        parts = [
-            Part(place, copy, options.n_best, [written(text, count, reason)])
-            for place, prompt in enumerate(prompts)
-            for copy in range(options.n_best)
-            for text, count, reason in ((f"{prompt} a", 1, ""), (" b", 2, "stop"))
-        ]
-        return self._made(answers, parts)
+        request = growing_request(len(prompts) + self.never, options.n_best)
+        for place in range(len(prompts) * options.n_best):
+            prompt = prompts[place // options.n_best]
+            request.tell(place, written(f"{prompt} a", 1, ""))
+            request.deliver(place, written(f"{prompt} a b", 2, "stop"), written(" b", 2, "stop"))
+        return self._kept(request)
 
 
 class Tells(Engine, AnswerEngine):
-    verbs = ("classify", "embed")
+    verbs: dict[str, Any] = {"classify": None, "embed": None}
 
-    def submit(self, inputs, verb=None, **options):
+    def submit(self, inputs, verb, **options):
         self.asked.append((list(inputs), verb, options))
-        answers = [{"label": str(given)} for given in inputs]
-        return self._made(answers, [Part(place, 0, 1, one) for place, one in enumerate(answers)])
+        return self._told([{"label": str(given)} for given in inputs])
 
 
 def a_model(name, task, engine, pairs=()):
@@ -133,14 +116,11 @@ class Host:
     def __init__(self, *models, limits=None):
         self.models = {model.name: model for model in models}
         self.limits, self.is_ready = limits or Limits(max_texts=5, max_characters=100, max_body_bytes=5_000), True
-        self.scheduler = SimpleNamespace(waiting_tokens=0)
+        self.waiting_tokens, self.scheduler = 7, SimpleNamespace(room=Room(1_000, 1.0))
         self.num_reloads = 0
 
     def load(self):
         self.num_reloads += 1
-
-    def drain(self, seconds):
-        self.is_ready = False
 
     def close(self):
         pass
@@ -180,6 +160,15 @@ def served(host, **options):
             server.should_exit = server.force_exit = True
             thread.join(10)
             assert not thread.is_alive()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
+    """Waits for a condition; returns the seconds that it took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.005)
+    return time.monotonic() - begun
 
 
 def a_request(path, body, more=""):

@@ -20,6 +20,7 @@ from keras_transformer.serving.batching import Refusal, Request, Scheduler
 from keras_transformer.serving.generating import Answer, GenerationEngine, beginning_of, stopped_text
 from keras_transformer.serving.growing import GrowingBatch
 from keras_transformer.serving.hosting import Host
+from keras_transformer.serving.service import Telemetry
 from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.language_modelling.pipeline import Continuation, Generator
 from keras_transformer.text.tokenizer import END
@@ -53,13 +54,34 @@ def answering(tmp_path_factory) -> Generator:
     return opened(unpack("answers", tmp_path_factory.mktemp("answers") / "run"))
 
 
+class Steps:
+    """Hears of the steps of an engine."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.waited: list[float] = []  # of those in which a text was new
+
+    def batch(self, model: str, num_items: int, num_tokens: int, waited: float | None, seconds: float) -> None:
+        assert model == "texts"
+        self.rows.append(num_items)
+        self.waited += [] if waited is None else [waited]
+
+    async def have_been(self, count: int) -> None:
+        await until(lambda: len(self.rows) >= count)
+
+
 @pytest.fixture
-def engine_of() -> Iterator[Callable[..., GenerationEngine]]:
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def engine_of(steps) -> Iterator[Callable[..., GenerationEngine]]:
     before, made = threading.active_count(), list[GenerationEngine | Scheduler]()
 
     def make(generator: Generator, **options: Any) -> GenerationEngine:
         made.append(scheduler := Scheduler(1))
-        made.append(engine := GenerationEngine("texts", generator, scheduler, **options))
+        made.append(engine := GenerationEngine("texts", generator, scheduler, observer=steps, **options))
         return engine
 
     yield make
@@ -68,18 +90,8 @@ def engine_of() -> Iterator[Callable[..., GenerationEngine]]:
     assert threading.active_count() == before
 
 
-class Steps:
-    """Hears of the steps of an engine."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-
-    def batch(self, model: str, num_items: int, num_tokens: int, waited: float, seconds: float) -> None:
-        assert model == "texts"
-        self.rows.append(num_items)
-
-    async def have_been(self, count: int) -> None:
-        await until(lambda: len(self.rows) >= count)
+def is_idle(engine: GenerationEngine) -> bool:
+    return not (engine._growing or engine.room.waiting)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -130,14 +142,16 @@ async def asked(engine: GenerationEngine, steps: Steps) -> list[list[Answer]]:
 
 @pytest.mark.parametrize("rows", [64, 3, 1])
 @pytest.mark.parametrize("pads", [True, False], ids=["a graph that pads", "a graph of before"])
-def test_a_text_becomes_what_it_becomes_alone_whatever_grows_beside_it(generator, engine_of, monkeypatch, pads, rows):
-    """Also where its context is full, and it goes on from the last half."""
+def test_a_text_becomes_what_it_becomes_alone_whatever_grows_beside_it(
+    generator, engine_of, monkeypatch, pads, rows, steps
+):
+    """Whatever grows beside it; also where its context is full, and it goes on from the last half."""
     monkeypatch.setattr(SteppedLanguageModel, "takes_starts", pads)
-    engine = engine_of(generator, observer=(steps := Steps()), most_rows=rows)
+    engine = engine_of(generator, most_rows=rows)
     for found, (_, prompts, options, max_tokens) in zip(run(asked(engine, steps)), ASKED, strict=True):
         check(found, generator.generate(prompts, max_tokens, options))
     assert max(steps.rows) <= rows and (rows == 1 or max(steps.rows) > 1)
-    assert engine.drain(1) and engine.is_idle and engine.waiting_tokens == 0
+    run(until(lambda: is_idle(engine)))
 
 
 def test_prompts_are_answered_as_alone(answering, engine_of):
@@ -186,8 +200,8 @@ def test_texts_that_come_and_go_in_a_batch_are_read_as_each_alone(name, tmp_path
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_grow(generator, engine_of):
-    engine, ended = engine_of(generator, most_rows=2, observer=(steps := Steps())), list[str]()
+def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_grow(generator, engine_of, steps):
+    engine, ended = engine_of(generator, most_rows=2), list[str]()
 
     async def wait(name: str, request: Request[Answer]) -> None:
         await request.answers()
@@ -200,12 +214,13 @@ def test_a_text_that_ends_makes_room_and_new_ones_do_not_wait_for_those_that_gro
 
     run(ask())
     assert ended == ["short 0", "short 1", "short 2", "long"]
-    assert engine.drain(1) and set(steps.rows) == {1, 2} and sum(steps.rows) == 400 + 3 * 5
+    run(until(lambda: sum(steps.rows) == 400 + 3 * 5))
+    assert set(steps.rows) == {1, 2}
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of):
-    engine = engine_of(generator, most_rows=2, observer=(steps := Steps()))
+def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of, steps):
+    engine = engine_of(generator, most_rows=2)
 
     async def ask() -> None:
         page = engine.submit(["do fi"] * 30, 20, DRAWN)
@@ -219,9 +234,9 @@ def test_a_long_list_does_not_hold_up_a_lone_prompt(generator, engine_of):
 
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("pads", [True, False], ids=["a graph that pads", "a graph of before"])
-def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_of, monkeypatch, pads):
+def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_of, monkeypatch, pads, steps):
     monkeypatch.setattr(SteppedLanguageModel, "takes_starts", pads)
-    engine = engine_of(generator, observer=(steps := Steps()))
+    engine = engine_of(generator)
 
     async def listen(prompts: Sequence[str]) -> list[str]:
         request, told, reasons = engine.submit(prompts, 50, DRAWN), [""] * len(prompts), [""] * len(prompts)
@@ -240,31 +255,31 @@ def test_the_first_token_is_told_before_the_text_is_finished(generator, engine_o
         return await asyncio.gather(listen(PROMPTS[:2]), listen(PROMPTS[2:]))
 
     run(both())
-    assert engine.drain(1) and len(steps.rows) >= 50
+    run(steps.have_been(50))
 
 
 @pytest.mark.usefixtures("endless")
-def test_who_leaves_ends_the_text_and_others_go_on(generator, engine_of):
-    engine = engine_of(generator, most_rows=2, observer=(steps := Steps()))
+def test_who_leaves_ends_the_text_and_others_go_on(generator, engine_of, steps):
+    engine = engine_of(generator, most_rows=2)
     alone = answers(engine.submit(["gu"], 90, DRAWN))
 
     async def leave() -> list[Answer]:
         gone, waits = engine.submit(["ba", "do"], 10**4, DRAWN), engine.submit(["gu"], 90, DRAWN)
         await steps.have_been(len(steps.rows) + 5)
-        assert engine.waiting_tokens
+        assert engine.room.waiting
         gone.cancel()
         found = await waits.answers()
-        await until(lambda: engine.is_idle, 0.2)
+        await until(lambda: is_idle(engine), 0.2)
         last = engine.submit(["ba"], 10**4, DRAWN)
         await steps.have_been(len(steps.rows) + 5)
         last.cancel()
-        await until(lambda: engine.is_idle, 0.2)
+        await until(lambda: is_idle(engine), 0.2)
         return found
 
     assert run(leave()) == alone
     count = len(steps.rows)
     time.sleep(0.05)
-    assert len(steps.rows) == count and engine.waiting_tokens == 0
+    assert len(steps.rows) == count
 
 
 def test_a_step_that_runs_for_nobody_is_ended(generator, engine_of, monkeypatch):
@@ -281,7 +296,7 @@ def test_a_step_that_runs_for_nobody_is_ended(generator, engine_of, monkeypatch)
         request = engine.submit(["ba"], 9, DRAWN)
         await until(running.is_set)
         request.cancel()
-        await until(lambda: engine.is_idle, 0.2)
+        await until(lambda: is_idle(engine), 0.2)
 
     with monkeypatch.context() as patch:
         patch.setattr(generator.model, "next_places", slow, raising=False)
@@ -308,8 +323,8 @@ def test_a_text_ends_before_what_it_shall_stop_at_and_no_part_of_that_is_told(ge
 
 
 @pytest.mark.usefixtures("endless")
-def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of):
-    engine = engine_of(generator, max_waiting_tokens=300, most_rows=1, observer=(steps := Steps()))
+def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of, steps):
+    engine = engine_of(generator, max_waiting_tokens=300, most_rows=1)
     context = generator.model.context_length
 
     def refused(status: int, *given: Any) -> Refusal:
@@ -319,30 +334,31 @@ def test_what_is_too_much_is_refused_at_once(generator, answering, engine_of):
         return error.value
 
     async def fill() -> None:
-        assert "divide it" in str(refused(413, ["ba"], 400, DRAWN))
-        requests = [engine.submit(["ba"], 200, DRAWN)]
+        assert "divide it" in str(refused(413, ["ba"] * 3, 10**4, DRAWN))
+        requests = [engine.submit(["ba"], 150, DRAWN)]
         await steps.have_been(1)
-        requests += [engine.submit(["ba"], 200, DRAWN)]
-        assert (refused(429, ["ba"], 200, DRAWN).retry_after or 0) >= 1
+        endless, *others = [engine.submit(["ba"], many, DRAWN) for many in (10**4, 150)]  # a part of the most counts
+        assert (refused(429, ["ba"], 10**4, DRAWN).retry_after or 0) >= 1
+        endless.cancel()
+        requests += others
         for request in requests:
             await request.answers()
 
     run(fill())
+    assert len(steps.waited) == 2 and steps.waited[1] > steps.waited[0]
     assert f"at most {context - 1} tokens" in str(refused(413, ["ba do " * context], 5, DRAWN))
     with pytest.raises(Refusal, match=f"at most {answering.model.context_length - answering.answer_length} tokens"):
         engine_of(answering).submit(["ba do " * 99], 5, GREEDY)
     for given, message in [
-        ((["a"], 0, DRAWN), "max_tokens must be"),
-        (("a", 1, DRAWN), "expected a list of prompts"),
         ((["a"], 1, DRAWN, [""]), "received an empty one"),
         ((["a"], 999, SearchOptions(num_beams=2)), "takes place in one context"),
     ]:
         with pytest.raises(RequestError, match=message):
             engine.submit(*given)
     growing = engine.submit(["ba"], 200, DRAWN)
-    assert not engine.drain(0.001)
+    engine.retire()
     refused(503, ["ba"], 1, DRAWN)
-    assert engine.drain(10) and len(answers(growing)) == 1
+    assert len(answers(growing)) == 1
 
 
 @pytest.mark.usefixtures("endless")
@@ -354,6 +370,20 @@ def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator
         with pytest.raises(MemoryError):
             answers(engine.submit(["gu"], 5, DRAWN))
     assert answers(engine.submit(["gu"], 5, DRAWN)) == expected
+    spell = engine.generator.text_of
+
+    def failing(ids: Any) -> str:
+        return spell(ids if len(ids) != 3 else 1 / 0)
+
+    async def beside() -> None:
+        long, short = engine.submit(["gu"], 20, DRAWN, ["never"]), engine.submit(["gu"], 5, DRAWN)
+        assert await short.answers() == expected  # spelled at its end alone
+        with pytest.raises(ZeroDivisionError):
+            await long.answers()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, "text_of", lambda _, ids: failing(ids))
+        run(beside())
     growing = engine.submit(["gu"], 10**4, DRAWN)
     engine.close()
     with pytest.raises(Refusal, match="the server ended"):
@@ -363,7 +393,8 @@ def test_a_step_that_fails_tells_its_clients_and_the_next_are_answered(generator
 @pytest.mark.usefixtures("endless")
 def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder):
     before = threading.active_count()
-    host = Host({"texts": str(folder)}, num_threads=1)
+    telemetry = Telemetry()
+    telemetry.host = host = Host({"texts": str(folder)}, num_threads=1, observer=telemetry)
     host.load()
     hosted, count = host.models["texts"], threading.active_count()
     old = hosted.engine
@@ -386,13 +417,18 @@ def test_a_host_replaces_a_model_whose_texts_grow_to_their_end(generator, folder
     with pytest.raises(RequestError):
         host.load()
     assert host.models["texts"].engine is new
-    growing = new.submit(["ba"], 200, DRAWN)
-    assert host.drain(10) and run(growing.answers()) == [[found]]
+    assert answers(new.submit(["ba"], 200, DRAWN)) == [[found]]
+    new.room.waiting = 7
+    metrics = telemetry.text().decode()
+    assert "keras_transformer_queue_tokens 7.0" in metrics
+    assert 'keras_transformer_queue_duration_count{model="texts"} 2.0' in metrics, "once for each text, not each step"
     host.close()
     assert threading.active_count() == before
 
 
-def test_options_are_those_of_the_command(generator, answering, engine_of):
+def test_options_are_those_of_the_command_and_a_chat_is_a_prompt_where_there_is_a_template(
+    generator, answering, engine_of, monkeypatch
+):
     continues, answers = engine_of(generator), engine_of(answering)
     assert continues.options() == SearchOptions(sampling=True) and answers.options() == GREEDY
     assert continues.options(temperature=0, seed=3) == SearchOptions(num_beams=1)
@@ -403,14 +439,8 @@ def test_options_are_those_of_the_command(generator, answering, engine_of):
     with pytest.raises(RequestError, match="top_p must be"):
         continues.options(top_p=2)
 
-
-def test_a_chat_is_a_prompt_where_the_model_has_a_template(generator, engine_of, monkeypatch):
-    engine, messages = engine_of(generator), [{"role": "user", "content": "ba"}]
+    messages = [{"role": "user", "content": "ba"}]
     with pytest.raises(RequestError, match="this one has none"):
-        engine.prompt_of(messages)
+        continues.prompt_of(messages)
     monkeypatch.setattr(generator.tokenizer, "chat_texts", lambda chats: [f"<{chats[0][0]['content']}>"])
-    assert engine.prompt_of(messages) == "<ba>"
-    wrong: Any
-    for wrong in ([], "ba", [{"role": "user"}], [{"role": "user", "content": 3}]):
-        with pytest.raises(RequestError, match="each with `role` and `content`"):
-            engine.prompt_of(wrong)
+    assert continues.prompt_of(messages) == "<ba>"

@@ -61,6 +61,9 @@ def test_every_limit_is_told(document, host):
     text = document["components"]["schemas"]["translate"]["properties"]["text"]["anyOf"]
     assert text[0]["maxLength"] == host.limits.max_characters
     assert text[1]["maxItems"] == host.limits.max_texts
+    assert document["components"]["schemas"]["translate"]["properties"]["n_best"]["default"] == 1
+    assert "text/event-stream" in document["paths"]["/v1/translate"]["post"]["responses"]["200"]["content"]
+    assert "multipart/form-data" in document["paths"]["/translate"]["post"]["requestBody"]["content"]
     assert "5,000 bytes" in document["info"]["description"]
     assert "60 seconds" in document["info"]["description"]
 

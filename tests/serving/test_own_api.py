@@ -8,7 +8,8 @@ import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
 from keras_transformer.serving.batching import Refusal
-from tests.serving.doors import a_client, events_of
+from keras_transformer.serving.hosting import Limits
+from tests.serving.doors import a_client, a_host, events_of
 
 ENGLISH = "Good morning, how are you doing today, my friend?"
 FRENCH = "Bonjour, comment allez-vous aujourd'hui, mon ami ?"
@@ -56,18 +57,50 @@ def test_a_stream_tells_parts_and_then_the_whole_answer(client):
     assert (name, json.loads(done)) == ("done", whole)
 
 
+def test_languages_are_understood_however_they_are_spelled(client, host):
+    host.models["en-de"].pairs = [("eng_Latn", "zho_Hans"), ("eng_Latn", "zho_Hant"), ("eng_Latn", "deu_Latn")]
+    engine = host.models["en-de"].engine
+    for source, target, expected in [
+        ("en", "de", "deu_Latn"), ("auto", "DE", "deu_Latn"), ("eng_Latn", "deu_Latn", "deu_Latn"),
+        ("en-Latn", "zho_Hant", "zho_Hant"), ("eng", "zh", "zho_Hans"),
+    ]:  # fmt: skip
+        assert translate(client, text=ENGLISH, source=source, target=target).status_code == 200
+        assert engine.asked[-1][2:] == ("eng_Latn", expected)
+    assert translate(client, text="a", source="en", target="zho_Latn").status_code == 400
+    assert translate(client, text="a", source="fr", target="de").json()["model"] == "fr-de"
+    assert client.post("/v1/detect", json={"text": ENGLISH}).json()["language"] == "eng_Latn"
+    host.models["en-de"].pairs.append(("eng_Latn", "de"))
+    assert translate(client, text="a", source="en", target="de").status_code == 200
+    assert engine.asked[-1][2:] == ("eng_Latn", "de"), "as it is spelled, if it is"
+    english, *others = client.get("/languages").json()
+    assert english == {"code": "en", "name": "English", "targets": ["zho_Hans", "zho_Hant", "de"]}
+    assert [one["code"] for one in others] == ["fr", "zho_Hans", "zho_Hant", "de"]
+    told = client.post("/translate", json={"q": ENGLISH, "source": "auto", "target": "de"}).json()
+    assert told["detectedLanguage"]["language"] == "en"
+    assert {one["language"] for one in client.post("/detect", json={"q": ENGLISH}).json()} >= {"en", "fr", "de"}
+    assert client.get("/frontend/settings").json()["language"]["source"]["code"] == "en"
+
+
+def test_texts_that_have_no_room_are_refused_before_they_are_read(client, host):
+    host.models["writer"].engine.room.waiting = host.scheduler.room.waiting = 996
+    for text, status in (("a" * 79, 200), ("a" * 80, 429), (["a" * 40] * 2, 429)):
+        assert translate(client, text=text, source="en").status_code == status
+    assert client.post("/v1/generate", json={"prompt": "a" * 80}).status_code == 429
+    assert client.post("/v1/classify", json={"inputs": ["a" * 90]}).status_code == 200
+    assert len(host.models["en-de"].engine.asked) == 1 and not host.models["writer"].engine.asked
+
+
 def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(client, host):
-    host.models["en-de"].pairs = [("eng_Latn", "de"), ("qqq", "de")]
+    host.models["en-de"].pairs = [("ppp", "de"), ("qqq", "de")]
     host.models["fr-de"].pairs = []
     assert "give source" in translate(client, text=["a"], target="de").json()["error"]["message"]
     host.models["en-de"].pairs = [("qqq", "de")]
     assert translate(client, text="a").json()["translations"][0]["detected"] == {"language": "qqq", "confidence": 0.0}
 
 
-def test_long_texts_are_read_in_a_thread(host):
-    object.__setattr__(host.limits, "max_characters", 10_000)
-    object.__setattr__(host.limits, "max_body_bytes", 100_000)
-    engine, threads = host.models["en-de"].engine, []
+def test_long_texts_are_read_in_a_thread():
+    host, threads = a_host(Limits(max_characters=10_000)), []
+    engine = host.models["en-de"].engine
     submit = engine.submit
 
     def noted(*given):
@@ -75,20 +108,20 @@ def test_long_texts_are_read_in_a_thread(host):
         return submit(*given)
 
     engine.submit = noted
-    client = a_client(host)
-    with client:
+    with a_client(host) as client:
         for text in ("a", "a" * 5_000):
             translate(client, text=text, source="en")
     assert threads[0] is not threads[1]
 
 
-def test_options_go_to_the_engine(client, host):
+def test_options_go_to_the_engine_and_beams_are_not_streamed(client, host):
     translate(client, text="a", source="en", beams=7, n_best=3)
     options = host.models["en-de"].engine.asked[0][1]
     assert (options.num_beams, options.n_best) == (7, 3)
     client.post("/v1/generate", json={"prompt": "x", "max_tokens": 9, "temperature": 0.5, "seed": 4, "stop": ["."]})
     prompts, max_tokens, options, stop = host.models["writer"].engine.asked[0]
     assert (prompts, max_tokens, options.temperature, options.seed, stop) == (["x"], 9, 0.5, 4, ["."])
+    assert client.post("/v1/generate", json={"prompt": "x", "beams": 4, "stream": True}).status_code == 400
 
 
 def test_texts_are_continued(client):
@@ -98,10 +131,6 @@ def test_texts_are_continued(client):
     stream = events_of(client.post("/v1/generate", json={"prompt": "x", "stream": True}).text)
     assert [json.loads(data)["text"] for name, data in stream if name == "item"] == ["x a", " b"]
     assert json.loads(stream[-1][1])["texts"] == told["texts"][:1]
-
-
-def test_beams_are_not_streamed(client):
-    assert client.post("/v1/generate", json={"prompt": "x", "beams": 4, "stream": True}).status_code == 400
 
 
 def test_other_tasks_have_a_route(client, host):
@@ -127,11 +156,8 @@ def test_models_are_told_to_clients_of_both_kinds(client):
     assert (first["source_language"], first["target_language"], first["pairs"]) == ("en", "de", [["en", "de"]])
     assert first["certificate"] == {"holds": True, "artefacts": [{"name": "onnx/x.onnx", "holds": True}]}
     assert [one["id"] for one in told["data"]] == ["en-de", "fr-de", "writer", "labels"]
-    assert (first["beams"], told["models"][2]["context_length"], told["models"][3]["does"]) == (
-        4,
-        64,
-        ["classify", "embed"],
-    )
+    of_engines = first["beams"], told["models"][2]["context_length"], told["models"][3]["does"]
+    assert of_engines == (4, 64, ["classify", "embed"])
 
 
 @pytest.mark.parametrize(
@@ -190,20 +216,20 @@ def test_an_error_within_a_stream_is_its_last_event(client, host):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_time_outs_are_told_and_end_the_work(host, stream):
-    object.__setattr__(host.limits, "seconds", 0.05)
+def test_time_outs_are_told_and_end_the_work(stream):
+    host = a_host(Limits(seconds=0.05))
     engine = host.models["en-de"].engine
     engine.never = True
     answer = translate(a_client(host), text="a", source="en", stream=stream)
     assert "timed_out" in answer.text
     assert answer.status_code == (200 if stream else 504)
-    assert engine.works[0].is_cancelled.is_set()
+    assert engine.works[0].is_cancelled
 
 
 def test_where_one_model_refuses_no_other_works_on(client, host):
     host.models["en-de"].engine.error = Refusal(429, "overloaded", "too much waits", 1.0)
     assert translate(client, text=[FRENCH, ENGLISH], target="de").status_code == 429
-    assert host.models["fr-de"].engine.works[0].is_cancelled.is_set()
+    assert host.models["fr-de"].engine.works[0].is_cancelled
 
 
 def test_a_model_of_unknown_languages_answers_under_its_name_alone(host):
@@ -231,10 +257,11 @@ def test_a_log_line_and_the_metrics_have_no_text(client, caplog):
         client.get("/secret")
     line, other = [record.getMessage() for record in caplog.records]
     assert line.startswith("POST /v1/translate 200 ")
-    assert line.endswith(f"ms texts=2 id={answer.headers['x-request-id']}")
+    assert line.endswith(f"ms inputs=2 id={answer.headers['x-request-id']}")
     assert other.startswith("GET other 404 ")
     metrics = client.get("/metrics").text
     assert 'keras_transformer_request_count_total{route="/v1/translate",status="200"} 1.0' in metrics
     assert 'keras_transformer_request_failure_total{err="not_found"} 1.0' in metrics
+    assert "keras_transformer_queue_tokens 7.0" in metrics
     assert 'keras_transformer_model_info{model="en-de",sha="abc123"} 1.0' in metrics
     assert "secret" not in caplog.text + metrics

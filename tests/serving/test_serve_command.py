@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from starlette.testclient import TestClient
 
 import keras_transformer.serving
 from keras_transformer.runs.export_folder import OF_DEMO
-from tests.serving.test_connections import until
+from keras_transformer.serving.service import new_key
+from tests.serving.doors import until
 
 SERVE = [sys.executable, "-m", "keras_transformer", "serve"]
 TEXT = "two hundred and twenty-one thousand three hundred and forty-five"
@@ -54,10 +56,11 @@ class Served:
     def address(self):
         return self.line(r"ready: (http://127.0.0.1:\d+)/")[1]
 
-    def ask(self, path, body=None):
+    def ask(self, path, body=None, key=""):
         """The status and the JSON of an answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "X-API-Key": key}
+        request = urllib.request.Request(self.address + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.load(answer)
@@ -128,18 +131,20 @@ def test_what_was_accepted_is_answered_when_a_signal_comes():
         assert server.process.wait(30) == 0
 
 
-def test_a_signal_loads_the_models_again_and_a_damaged_one_changes_nothing(tmp_path):
-    folder = tmp_path / "onnx"
-    folder.mkdir()
-    for path in OF_DEMO.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+@pytest.fixture
+def graph(tmp_path):
+    """The graph of an export of the demo's."""
+    shutil.copytree(OF_DEMO, tmp_path / "onnx")
+    return next((tmp_path / "onnx").glob("translate*.onnx"))
+
+
+def test_a_signal_loads_the_models_again_and_a_damaged_one_changes_nothing(tmp_path, graph):
     with serving(f"words={tmp_path}") as server:
         first = server.ask("/v1/models")[1]["data"][0]["created"]
         time.sleep(1.1)
         server.process.send_signal(signal.SIGHUP)
         server.line("loaded again: words")
         assert server.ask("/v1/models")[1]["data"][0]["created"] > first
-        graph = next(folder.glob("translate*.onnx"))
         graph.rename(graph.with_suffix(".away"))
         graph.write_bytes(b"no graph")
         server.process.send_signal(signal.SIGHUP)
@@ -148,16 +153,26 @@ def test_a_signal_loads_the_models_again_and_a_damaged_one_changes_nothing(tmp_p
         assert server.end() == 0
 
 
-def test_processes_share_a_port_and_one_that_is_killed_is_replaced():
-    with serving("demo", "--processes", "2") as server:
+def test_processes_share_a_port_load_again_together_and_one_that_is_killed_is_replaced(tmp_path, graph):
+    key, line = new_key("me")
+    (tmp_path / "keys").write_text(line)
+    with serving(f"words={tmp_path}", "--processes", "2", "--keys", str(tmp_path / "keys")) as server:
         server.line("in 2 processes")
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
         first, second = children.read_text().split()
+        assert server.ask("/v1/reload", {}, key) == (202, {"models": ["words"], "is_done": False})
+        until(lambda: sum("loaded again" in line for line in server.lines) == 2, 30)
+        content = graph.read_bytes()
+        graph.write_bytes(b"no graph")
         os.kill(int(first), signal.SIGKILL)
         server.line("ended with -9: another one takes its place")
-        until(lambda: len({*children.read_text().split()} - {first, second}) == 1)
+        server.line("could not begin; it ended with 2: trying again in 1 s; 1 serve")
         body = {"text": "two", "source": "en", "target": "de"}
-        assert {server.ask("/v1/translate", body)[0] for _ in range(8)} == {200}
+        assert server.ask("/v1/translate", body, key)[0] == 200
+        server.line("trying again in 2 s; 1 serve")
+        graph.write_bytes(content)
+        until(lambda: len({*children.read_text().split()} - {first, second}) == 1, 30)
+        assert {server.ask("/v1/translate", body, key)[0] for _ in range(8)} == {200}
         pids = children.read_text().split()
         assert server.end() == 0
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -190,7 +205,7 @@ def test_a_new_key_is_printed_with_its_line(tmp_path):
         assert server.ask("/v1/detect", {"text": "two"})[0] == 401
         request = urllib.request.Request(f"{server.address}/v1/reload", b"", {"X-API-Key": key})
         with urllib.request.urlopen(request, timeout=30) as answer:
-            assert json.load(answer) == {"models": ["demo"]}
+            assert json.load(answer) == {"models": ["demo"], "is_done": True}
         assert server.end(signal.SIGINT) == 0
         assert not [text for text in server.lines if key in text]
 

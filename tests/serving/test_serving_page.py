@@ -5,13 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from urllib.request import urlopen
 
 import pytest
 
 import keras_transformer
-from tests.processes import ROOT, killed_at_end
+from tests.processes import ROOT
+from tests.serving.test_serve_command import serving
 
 PORT = "8000"
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -25,15 +25,10 @@ def blocks(beginning: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory):
+def port():
     """Where `serve demo` listens: at a free port, in place of the page's."""
-    log = tmp_path_factory.mktemp("serving") / "log"
-    command = [sys.executable, "-m", "keras_transformer", "serve", "demo", "--port", "0"]
-    with killed_at_end(command, {"PYTHONPATH": str(ROOT)}, log) as process:
-        deadline = time.monotonic() + 120
-        while not (told := re.match(r"ready: http://127\.0\.0\.1:(\d+)/ serves demo \(int8\)\n", log.read_text())):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+    with serving("demo") as server:
+        told = server.line(r"^ready: http://127\.0\.0\.1:(\d+)/ serves demo \(int8\)\n")
         assert told[0].replace(told[1], PORT) in blocks("ready"), "what the page says that it prints"
         yield told[1]
 
