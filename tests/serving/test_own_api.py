@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from keras_transformer.core.errors import JobError, RequestError
+from keras_transformer.serving import choosing
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Limits
 from tests.serving.doors import a_client, a_host, events_of
@@ -96,6 +97,19 @@ def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(clie
     assert "give source" in translate(client, text=["a"], target="de").json()["error"]["message"]
     host.models["en-de"].pairs = [("qqq", "de")]
     assert translate(client, text="a").json()["translations"][0]["detected"] == {"language": "qqq", "confidence": 0.0}
+
+
+@pytest.mark.parity
+def test_lingua_tells_languages_of_short_texts_that_are_served_however_they_are_spelled():
+    assert (
+        choosing.detected("Schönes Haus", ["eng_Latn", "deu_Latn", "fr"]).best(["eng_Latn", "deu_Latn"])[0]
+        == "deu_Latn"
+    )
+    assert choosing.detected("hyggelig hus", ["no", "en"]).candidates[0][0] == "no"
+    assert choosing._lingua(frozenset({"no", "en"})) is choosing._lingua(frozenset({"en", "no"})) is not None
+    assert choosing._lingua(frozenset({"en"})) is None is choosing._lingua(frozenset({"en", "an"}))
+    assert choosing.detected("", ["en", "de"]).candidates == []
+    assert choosing.detected("Questa casa è molto bella, amico mio.", ["en", "de"]).language is None
 
 
 def test_long_texts_are_read_in_a_thread():
