@@ -136,3 +136,8 @@ def test_a_name_of_a_path_with_odd_bytes_is_not_found(host):
         answer = client.recv(10_000)
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert b"Set-Cookie" not in answer
+
+
+def test_no_part_of_an_answer_waits_until_the_client_confirms_another():
+    with serve.listening("127.0.0.1", 0) as listener, connected(listener.getsockname()[1]), listener.accept()[0] as one:
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
