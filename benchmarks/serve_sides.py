@@ -68,10 +68,11 @@ def ctranslate2_side(folder: str, vocabulary: str, num_beams: int, num_threads: 
             with suppress(queue.Empty):
                 while len(batch) < most:
                     batch.append(waiting.get_nowait())
-            sources = [[*pieces.encode(text, out_type=str), "</s>"] for text, _ in batch]
+            sources = pieces.encode([text for text, _ in batch], out_type=str)
             found = translator.translate_batch(sources, beam_size=num_beams, length_penalty=0)
-            for (_, future), result in zip(batch, found, strict=True):
-                future.set_result(pieces.decode(result.hypotheses[0]))
+            texts = pieces.decode([result.hypotheses[0] for result in found])
+            for (_, future), text in zip(batch, texts, strict=True):
+                future.set_result(text)
 
     for _ in range(num_threads):
         threading.Thread(target=work, daemon=True).start()
