@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import accumulate, islice
@@ -83,13 +84,13 @@ def send(port: int, requests: Sequence[bytes], num_clients: int, rate: float | N
     answers = [Answer(b"", 0.0)] * len(requests)
     with ExitStack() as stack:
         address, next_place = ("127.0.0.1", port), 0
-        free = [stack.enter_context(socket.create_connection(address)) for _ in range(num_clients)]
+        free = deque(stack.enter_context(socket.create_connection(address)) for _ in range(num_clients))
         asked: dict[socket.socket, tuple[int, float, bytearray]] = {}
         begun = time.perf_counter()
         while asked or next_place < len(requests):
             now = time.perf_counter() - begun
             while free and next_place < len(requests) and due[next_place] <= now:
-                connection = free.pop()
+                connection = free.popleft()  # each is used in its turn: a server ends those that are idle
                 connection.sendall(requests[next_place])
                 asked[connection] = next_place, due[next_place] or time.perf_counter() - begun, bytearray()
                 next_place += 1
