@@ -6,12 +6,14 @@ All sides are uvicorn and Starlette, and answer POST /v1/translate with {"text":
 
 from __future__ import annotations
 
+import asyncio
+import math
 import queue
-import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,7 +22,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-Translate = Callable[[Sequence[str]], list[str]]
+from keras_transformer.serving.batching import LEAST_ROWS
+from keras_transformer.serving.serve import listening
+
+Translate = Callable[[Sequence[str]], Awaitable[list[str]]]
 
 
 def ours(folder: str, batch_tokens: int, num_threads: int) -> Starlette:
@@ -37,11 +42,12 @@ def loop(folder: str, num_threads: int) -> Starlette:
     from keras_transformer import load
 
     translator = load(folder, num_threads=num_threads, engine="onnx")
-    lock = threading.Lock()
 
-    def translate(texts: Sequence[str]) -> list[str]:
-        with lock:
-            return [translator.translate(text) for text in texts]
+    def one_by_one(texts: Sequence[str]) -> list[str]:
+        return [translator.translate(text) for text in texts]
+
+    async def translate(texts: Sequence[str]) -> list[str]:
+        return await run_in_threadpool(one_by_one, texts)
 
     return answering(translate)
 
@@ -58,21 +64,24 @@ def ctranslate2_side(folder: str, vocabulary: str, num_beams: int, num_threads: 
     def work() -> None:
         while True:
             batch = [waiting.get()]
-            while len(batch) < max(8, waiting.qsize() // num_threads) and not waiting.empty():
-                batch.append(waiting.get())
-            sources = [[*pieces.encode(text, out_type=str), "</s>"] for text, _ in batch]
+            most = max(LEAST_ROWS, math.ceil((1 + waiting.qsize()) / num_threads))
+            with suppress(queue.Empty):
+                while len(batch) < most:
+                    batch.append(waiting.get_nowait())
+            sources = pieces.encode([text for text, _ in batch], out_type=str)
             found = translator.translate_batch(sources, beam_size=num_beams, length_penalty=0)
-            for (_, future), result in zip(batch, found, strict=True):
-                future.set_result(pieces.decode(result.hypotheses[0]))
+            texts = pieces.decode([result.hypotheses[0] for result in found])
+            for (_, future), text in zip(batch, texts, strict=True):
+                future.set_result(text)
 
     for _ in range(num_threads):
         threading.Thread(target=work, daemon=True).start()
 
-    def translate(texts: Sequence[str]) -> list[str]:
+    async def translate(texts: Sequence[str]) -> list[str]:
         futures = [Future[str]() for _ in texts]
         for pair in zip(texts, futures, strict=True):
             waiting.put(pair)
-        return [future.result() for future in futures]
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
 
     return answering(translate)
 
@@ -83,7 +92,7 @@ def answering(translate: Translate) -> Starlette:
     async def answer(request: Request) -> JSONResponse:
         text = (await request.json())["text"]
         texts = [text] if isinstance(text, str) else text
-        return JSONResponse({"translations": [{"text": one} for one in await run_in_threadpool(translate, texts)]})
+        return JSONResponse({"translations": [{"text": one} for one in await translate(texts)]})
 
     return Starlette(routes=[Route("/v1/translate", answer, methods=["POST"])])
 
@@ -98,10 +107,10 @@ def main() -> None:
         "a loop": lambda: loop(folder, num_threads),
         "CTranslate2": lambda: ctranslate2_side(folder, vocabulary, num_beams, num_threads, compute_type),
     }
-    with socket.create_server(("127.0.0.1", 0), backlog=1_024) as listening:
-        server = uvicorn.Server(uvicorn.Config(sides[way](), log_level="error", access_log=False))
-        print(listening.getsockname()[1], flush=True)
-        server.run(sockets=[listening])
+    with listening("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(sides[way](), log_level="error", access_log=False, timeout_keep_alive=600)
+        print(listener.getsockname()[1], flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

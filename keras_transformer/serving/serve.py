@@ -101,6 +101,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         raise RequestError(
             f"cannot listen at {host}, port {port} ({error.strerror}): choose another --host or --port"
         ) from None
+    # An answer's head and body are sent apart: without this the body waits 40 ms, until the client confirms the head.
+    # asyncio sets it only on sockets that know their protocol, which those of `create_server` do not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     with listener:
         yield listener
 
@@ -164,6 +167,8 @@ def _protocol() -> type[H11Protocol]:
     class Protocol(H11Protocol):
         """A connection, which ends where headers do not come in time, or answers are not read."""
 
+        _expecting: asyncio.TimerHandle | None = None
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._expect_request()
@@ -183,11 +188,17 @@ def _protocol() -> type[H11Protocol]:
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 super().send_400_response(msg)
+                if self.cycle:  # a request whose body is no HTTP; what answers it is not sent any more
+                    self.cycle.disconnected = True
+                    self.cycle.message_event.set()
             else:  # an answer is under way
                 self.transport.close()
 
         def _expect_request(self) -> None:
-            self.loop.call_later(HEADER_SECONDS + KEEP_ALIVE_SECONDS * (self.cycle is not None), self._end, self.cycle)
+            if self._expecting:  # what it holds of the last request is not kept until its time is over
+                self._expecting.cancel()
+            seconds = HEADER_SECONDS + KEEP_ALIVE_SECONDS * (self.cycle is not None)
+            self._expecting = self.loop.call_later(seconds, self._end, self.cycle)
 
         def _end(self, cycle: object) -> None:
             if self.cycle is cycle and (cycle is None or self.cycle.response_complete):  # no other request has come

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from keras_transformer.core.errors import RequestError
@@ -20,6 +21,7 @@ from keras_transformer.text.sentences import Sentence
 
 NBest = list[Hypothesis]
 ONE_BATCH = 2**20  # the scheduler has divided what waits
+MOST_OPTIONS = 256  # that are remembered
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class TranslationEngine:
 
     def __init__(self, model: str, translator: Translator, scheduler: Scheduler):
         self.model, self.translator, self._scheduler = model, translator, scheduler
+        self._options = lru_cache(MOST_OPTIONS)(translator.search_options)  # which checks them
 
     @classmethod
     def open(cls, model: str, folder: str, scheduler: Scheduler) -> TranslationEngine:
@@ -109,7 +112,7 @@ class TranslationEngine:
         Raises:
             RequestError: an option is out of its range.
         """
-        return self.translator.search_options(**given)
+        return self._options(**given)
 
     @property
     def tells_words(self) -> bool:
@@ -150,12 +153,17 @@ class TranslationEngine:
             lambda found: _joined(layouts, passages, fitted, sentences, found),
             lambda place, found: _part(places[sentences[place].place], found),
         )
-        shared = Sentences(self.model, self.translator, replace(options, batch_size=ONE_BATCH))
+        shared = Sentences(self.model, self.translator, _in_one_batch(options))
         self._scheduler.submit(
             request,
             [Item(shared, one, _num_tokens(one, options), place, request) for place, one in enumerate(sentences)],
         )
         return request
+
+
+@lru_cache(MOST_OPTIONS)
+def _in_one_batch(options: SearchOptions) -> SearchOptions:
+    return replace(options, batch_size=ONE_BATCH)
 
 
 def _too_long_message(passages: Passages) -> str:

@@ -34,7 +34,7 @@ _CLOSE = rf"[{re.escape(CLOSING)}]"
 # What ends sentences is Unicode's property Sentence_Terminal, but for three commas, and with marks of Tibetan and
 # Hebrew. In a text with one of `_STOP`, "." ends no sentence.
 _STOP = r"(?:(?![.!?．！？၊꧈᭞])\p{Sentence_Terminal}|[།༎׃])"
-_MARK = re.compile(r"[\p{Sentence_Terminal}།༎׃…‥]")
+_HAS_STOP, _MARK = re.compile(_STOP), re.compile(r"[\p{Sentence_Terminal}།༎׃…‥]")
 # One character for one, so that the places stay.
 _OTHER_SPELLINGS = str.maketrans("؟\u037e‼⹓﹗︕⁇⁈⁉‽⸮⹔﹖︖․﹒⸼", "??!!！！??????？？...")
 _ASCII, _GREEK = str.maketrans("！？．", "!?."), str.maketrans("！？．?", "!;.;")
@@ -43,6 +43,7 @@ _TYPED = {
     r"(?<=\p{Greek});": "?", r"(?<=\p{Armenian}\s?):(?=\s|$)": "։", r"(?<=[\u0900-\u0dff]\s?\|?)\|": "।",
     "(?<=፡)፡": "።", "(?<=၊)၊": "။",
 }  # fmt: skip
+_TYPED_MARKS = [(re.compile(typed), mark) for typed, mark in _TYPED.items()]
 # In scripts without spaces ASCII's marks are typed too. An ellipsis ends a sentence after three letters, unless there
 # is another beside: that is hesitation.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
@@ -94,6 +95,7 @@ def may_have_ordinals(text: str, language: str | None = None) -> bool:
     return _code(language) not in WITHOUT_ORDINALS and _is_cased(text)
 
 
+@functools.lru_cache
 def _code(language: str | None) -> str:
     """Returns the code of a language as the rules spell it."""
     code = re.split("[-_]", language or "")[0].lower()
@@ -114,8 +116,8 @@ def _parts(text: str, ends_of: EndsOf) -> list[str]:
 
 def _sentence_ends(text: str, code: str) -> Iterator[int]:
     text = text.translate(_OTHER_SPELLINGS)
-    for typed, mark in _TYPED.items():
-        text = re.sub(typed, mark, text)
+    for typed, mark in _TYPED_MARKS:
+        text = typed.sub(mark, text)
     if not _MARK.search(text.rstrip().rstrip(f".!?…。！？।{CLOSING}")):  # most lines have no mark but their last
         return
     before, has_capitals = 0, text != text.lower()
@@ -127,7 +129,7 @@ def _sentence_ends(text: str, code: str) -> Iterator[int]:
 
 def _ends(text: str, code: str) -> Iterator[int]:
     """Yields where sentences may end."""
-    has_stop = re.search(_STOP, text)
+    has_stop = _HAS_STOP.search(text)
     if not has_stop and (code in RULED.values() or _is_cased(text)):
         yield from _ends_by_rules(text, code if code in RULED.values() else USUAL)
         return

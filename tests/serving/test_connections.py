@@ -95,11 +95,12 @@ def test_a_body_that_is_too_large_is_not_read(host):
         b"GET /%00%ff/..;/%0d%0aSet-Cookie:a HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n",
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 400_000 + b"\r\n\r\n",
     ],
 )
-def test_bytes_that_are_no_http_harm_nobody(host, sent):
+def test_bytes_that_are_no_http_harm_nobody(host, sent, caplog):
     with served(host) as port:
         with connected(port) as client:
             with contextlib.suppress(OSError):  # the server may have closed already
@@ -110,3 +111,9 @@ def test_bytes_that_are_no_http_harm_nobody(host, sent):
         with connected(port) as client:
             client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in client.recv(10_000)
+    assert "LocalProtocolError" not in caplog.text
+
+
+def test_no_part_of_an_answer_waits_until_the_client_confirms_another():
+    with serve.listening("127.0.0.1", 0) as listener, connected(listener.getsockname()[1]), listener.accept()[0] as one:
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

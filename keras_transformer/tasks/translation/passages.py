@@ -146,7 +146,8 @@ class Passages:
         A text without any piece has no sentence.
         """
         found = iter(self._encoded(passages))
-        prefixes = self.target_tokenizer.encode([passage.prefix for passage in passages])
+        texts = [passage.prefix for passage in passages]
+        prefixes = self.target_tokenizer.encode(texts) if any(texts) else [[]] * len(texts)
         fitting, sentences, place = list[Passage](), list[Sentence](), 0
         for passage, prefix in zip(passages, prefixes, strict=True):
             sources = [next(found) for _ in passage.texts]
