@@ -167,15 +167,14 @@ def _protocol() -> type[H11Protocol]:
     class Protocol(H11Protocol):
         """A connection, which ends where headers do not come in time, or answers are not read."""
 
-        _expecting: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._expect_request()
+            self._until = self.loop.call_later(HEADER_SECONDS, self._end, None)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._expect_request()
+            self._until.cancel()  # it holds the last request
+            self._until = self.loop.call_later(HEADER_SECONDS + KEEP_ALIVE_SECONDS, self._end, self.cycle)
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -193,12 +192,6 @@ def _protocol() -> type[H11Protocol]:
                     self.cycle.message_event.set()
             else:  # an answer is under way
                 self.transport.close()
-
-        def _expect_request(self) -> None:
-            if self._expecting:  # what it holds of the last request is not kept until its time is over
-                self._expecting.cancel()
-            seconds = HEADER_SECONDS + KEEP_ALIVE_SECONDS * (self.cycle is not None)
-            self._expecting = self.loop.call_later(seconds, self._end, self.cycle)
 
         def _end(self, cycle: object) -> None:
             if self.cycle is cycle and (cycle is None or self.cycle.response_complete):  # no other request has come

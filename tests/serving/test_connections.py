@@ -1,10 +1,12 @@
 """On real sockets: whoever leaves ends the work, slow senders are left, and bytes that are no HTTP harm nobody."""
 
 import contextlib
+import gc
 import socket
 import time
 
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from keras_transformer.serving import serve, wire
 from tests.serving.doors import a_request, served, until
@@ -57,6 +59,16 @@ def test_a_connection_answers_several_requests_and_tells_the_first_event_before_
             while part not in told:
                 told += client.recv(4_096)
             assert b"200 OK" in told
+
+
+def test_what_a_request_held_is_let_go_with_its_answer(host):
+    with served(host) as port, connected(port) as client:
+        for _ in range(20):
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while b"live" not in client.recv(10_000):
+                pass  # its head came alone
+        gc.collect()
+        assert sum(type(one) is RequestResponseCycle for one in gc.get_objects()) < 5
 
 
 def test_slow_headers_and_slow_bodies_are_left(host, monkeypatch):
