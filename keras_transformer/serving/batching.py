@@ -47,8 +47,13 @@ class Room:
     def __init__(self, most: int, rate: float):
         self.most, self.rate, self.waiting, self.is_closed = most, rate, 0, False
 
-    def require(self, num_tokens: int) -> None:
-        """Raises Refusal for a request of so many tokens where that is too much, alone or beside what waits."""
+    def require(self, num_tokens: int, likely: int = 0) -> None:
+        """Raises Refusal for a request of so many tokens, or more, where that is too much, alone or beside what waits.
+
+        Args:
+            num_tokens: so many.
+            likely: how many it most likely has, which alone is not too much.
+        """
         if self.is_closed:
             raise Refusal(503, "unavailable", "the server is about to end: try another one, or later", 1.0)
         if num_tokens > self.most:
@@ -57,7 +62,7 @@ class Room:
                 f"expected at most {self.most:,} tokens in a request, of what is read and what is expected to be "
                 f"written, for each beam; received about {num_tokens:,}: divide it",
             )  # fmt: skip
-        if self.waiting + num_tokens > self.most:
+        if self.waiting and self.waiting + max(num_tokens, likely) > self.most:
             seconds = max(1, math.ceil(self.waiting / self.rate))
             raise Refusal(429, "overloaded", f"too much waits: try again in {seconds} s", float(seconds))
 

@@ -30,7 +30,8 @@ MOST_READ = 2_000  # characters, which tell a language as well as more
 AUTO = "auto"  # in place of a language: the server detects it
 MOST_DETECTED, LEAST_DETECTED = 100_000, 200  # characters of all texts together, and of each, that tell the language
 MOST_AT_ONCE = 4_000  # characters that are read between two events
-MOST_CHARACTERS = 16  # of a token: so many are at least one, before a text is divided into tokens
+# Of a token, before a text is divided into tokens: so many are surely one, and so many most likely.
+MOST_CHARACTERS, USUAL_CHARACTERS = 16, 4
 # Languages: as ISO 639-1 spells them and those who detect, as other models do, and in English.
 LANGUAGES = """
 af afr Afrikaans|am amh Amharic|an arg Aragonese|ar ara,arb Arabic|as asm Assamese|az aze,azj Azerbaijani|ba bak Bashkir
@@ -201,14 +202,14 @@ async def choices(
         service: with the models.
         texts: what is to be translated.
         name: of a model; None for the one that fits the languages.
-        source: their language; None or "auto" for what each seems to be.
+        source: their language; "auto" for what each seems to be, and None too where there are several.
         target: the language of the translations; None for a model that has but one.
 
     Raises:
         HTTPException: there is no such model.
         RequestError: no model translates between such languages.
     """
-    source = None if source == AUTO else source
+    is_asked, source = source == AUTO, None if source == AUTO else source
     models = [service.named(name, "translate")] if name else _translators(service)
     if len(models) == 1 and not models[0].pairs:
         return [_without_languages(models[0], source, target)] * len(texts)
@@ -228,7 +229,7 @@ async def choices(
             f"expected the language of the translation ({', '.join(sorted(targets)[:MOST_TOLD])}): give target"
         )
     by_source = {pair[0]: Choice(model, *pair) for model, pair in reversed(fitting)}
-    if source is not None:
+    if source is not None or (len(by_source) == 1 and not is_asked):
         return [Choice(fitting[0][0], *fitting[0][1])] * len(texts)
     found = await asyncio.to_thread(detect_all, service, texts)
     return [_chosen(by_source, one) for one in found]
@@ -276,7 +277,8 @@ async def submitting(
     """
     http.state.num_inputs = len(inputs)
     if room:
-        room.require(sum(map(len, inputs)) // MOST_CHARACTERS)
+        num_characters = sum(map(len, inputs))
+        room.require(num_characters // MOST_CHARACTERS, num_characters // USUAL_CHARACTERS)
     is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE
     return submit() if is_short else await asyncio.to_thread(submit)
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import list_of, object_of, one_of
 from keras_transformer.serving import described as a
-from keras_transformer.serving.choosing import AUTO, choices
+from keras_transformer.serving.choosing import choices
 from keras_transformer.serving.described import JSON, OPENAI, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Limits
@@ -112,7 +112,7 @@ def translations_body(limits: Limits) -> Body:
     fields = {
         "text": a.some_texts("What to translate.", limits.max_characters, limits.max_texts),
         "model": a.a_name("The name of a model; by default the one that fits the languages."),
-        "source_language": a.a_name("The language of the texts; by default what each seems to be in.", default=AUTO),
+        "source_language": a.a_name("The language of the texts; by default the only one, or as each seems."),
         "target_language": a.a_name("The language of the translations.", required=True),
         "stream": a.a_flag("Whether to tell each sentence as soon as it is translated, as server-sent events."),
     }

@@ -15,7 +15,7 @@ from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import list_of
 from keras_transformer.serving import described as a
 from keras_transformer.serving.answering import AnswerEngine
-from keras_transformer.serving.choosing import AUTO, SURE, Choice, Divided, choices, detect_all, submitting
+from keras_transformer.serving.choosing import SURE, Choice, Divided, choices, detect_all, submitting
 from keras_transformer.serving.described import JSON, Body, Door, Field
 from keras_transformer.serving.generating import Generated, GenerationEngine
 from keras_transformer.serving.hosting import Hosted, Limits
@@ -100,7 +100,7 @@ def translate_body(limits: Limits) -> Body:
     beams = "Hypotheses that the search follows; 1 is greedy; by default the model's own number."
     fields = {
         "text": a.some_texts("What to translate.", limits.max_characters, limits.max_texts),
-        "source": a.a_name('The language of the texts; "auto" is what each seems to be in.', default=AUTO),
+        "source": a.a_name('The language of the texts; "auto", or none where there are several: as each seems.'),
         "target": a.a_name("The language of the translations; not needed where the models have but one."),
         "model": MODEL_NAME,
         "beams": a.a_whole(beams, 1, limits.max_beams),

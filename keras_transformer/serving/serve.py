@@ -153,6 +153,7 @@ def _tell_ready(on_ready: Callable[[str], None], address: str, service: Service)
 
 def _log_to_standard_error() -> None:
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # it logs bytes that are no HTTP
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that left
     log = logging.getLogger("keras_transformer.serving")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -84,11 +84,14 @@ def test_languages_are_understood_however_they_are_spelled(client, host):
 
 def test_texts_that_have_no_room_are_refused_before_they_are_read(client, host):
     host.models["writer"].engine.room.waiting = host.scheduler.room.waiting = 996
-    for text, status in (("a" * 79, 200), ("a" * 80, 429), (["a" * 40] * 2, 429)):
+    for text, status in (("a" * 19, 200), ("a" * 20, 429), (["a" * 10] * 2, 429)):
         assert translate(client, text=text, source="en").status_code == status
     assert client.post("/v1/generate", json={"prompt": "a" * 80}).status_code == 429
     assert client.post("/v1/classify", json={"inputs": ["a" * 90]}).status_code == 200
     assert len(host.models["en-de"].engine.asked) == 1 and not host.models["writer"].engine.asked
+    host.scheduler.room.waiting, host.scheduler.room.most = 0, 5
+    for text, status in (("a" * 95, 200), ("a" * 96, 413)):  # at most 5 tokens, however long each is; or surely more
+        assert translate(client, text=text, source="en").status_code == status
 
 
 def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(client, host):
@@ -96,7 +99,9 @@ def test_a_text_in_none_of_many_languages_is_refused_and_of_one_it_is_taken(clie
     host.models["fr-de"].pairs = []
     assert "give source" in translate(client, text=["a"], target="de").json()["error"]["message"]
     host.models["en-de"].pairs = [("qqq", "de")]
-    assert translate(client, text="a").json()["translations"][0]["detected"] == {"language": "qqq", "confidence": 0.0}
+    [found] = translate(client, text="a", source="auto").json()["translations"]
+    assert found["detected"] == {"language": "qqq", "confidence": 0.0}
+    assert "detected" not in translate(client, text="a").json()["translations"][0], "the only source was not asked for"
 
 
 @pytest.mark.parity
