@@ -125,7 +125,9 @@ def test_joined_by_the_space_that_stood_there_or_as_the_language_writes():
         (["OK 你好。", "再见"], [" "], "OK 你好。再见"),
         (["", "one", "", "two", ""], [" "] * 4, "one two"),
     ):
-        assert joined(texts, spaces) == expected
+        line, starts = joined(texts, spaces)
+        assert line == expected
+        assert all(line.startswith(text, start) for text, start in zip(texts, starts, strict=True))
     one, three = "One sentence.", "One. Two. Three."
     assert usual_count([one, three, three]) == 3
     assert usual_count([one, one, three]) == usual_count([one, three]) == usual_count([]) == usual_count([""]) == 1

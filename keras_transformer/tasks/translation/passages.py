@@ -147,7 +147,9 @@ class Passages:
         """
         found = iter(self._encoded(passages))
         texts = [passage.prefix for passage in passages]
-        prefixes = self.target_tokenizer.encode(texts) if any(texts) else [[]] * len(texts)
+        # Of an empty one too: some vocabularies begin each text with a token of their own.
+        encode = self.target_tokenizer.encode
+        prefixes = encode(texts) if any(texts) else encode([""]) * len(texts)
         fitting, sentences, place = list[Passage](), list[Sentence](), 0
         for passage, prefix in zip(passages, prefixes, strict=True):
             sources = [next(found) for _ in passage.texts]
