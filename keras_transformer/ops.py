@@ -125,6 +125,13 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ops.take_along_axis(x, places, axis=-1), places
 
 
+def argmax(x: Tensor) -> Tensor:
+    """Returns the places (...) of the largest numbers of x (..., n) along the last axis; of equal numbers the first."""
+    if (own := _current.get()) is not None:
+        return own.argmax(x, axis=-1)
+    return top_k(x, 1)[1][..., 0]  # Keras's own takes operations that TFLite lacks
+
+
 def integers() -> str:
     """Returns the integer type for loops. TensorFlow computes int32, the type of shapes, on the processor."""
     if (own := _current.get()) is not None:

@@ -180,8 +180,7 @@ class GreedySearch:
         places = {"logits": "cpu"} | {name.replace("past_", "present_"): self.device for name in names}
         places, looks = places | dict.fromkeys(self.tells, "cpu"), list[np.ndarray]()
         past = [on_device(nothing_yet(argument, len(ids)), self.device) for argument in self.pasts]
-        # Without sentences there is no step: of them ONNX Runtime 1.24 finds no alignment, and ends the process.
-        for index in range(longest if len(ids) else 0):
+        for index in range(longest):
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(names, past, strict=True)
             found = run_bound(self.step, binding, inputs, places)
@@ -204,9 +203,9 @@ class GreedySearch:
 
     def alignments(self, ids: np.ndarray, looks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Where the model looked for each id but the end (B, T), by what each step told; nothing if none tells it."""
-        ends, nothing = (ids == END) | (ids == PAD), np.zeros_like(ids)
+        ends = (ids == END) | (ids == PAD)
         return {
-            name: np.where(ends, NOWHERE, np.concatenate([*looks, nothing], axis=1)[:, : ids.shape[1]]).astype("int32")
+            name: np.where(ends, NOWHERE, np.concatenate(looks, axis=1)[:, : ids.shape[1]]).astype("int32")
             for name in self.tells
         }
 

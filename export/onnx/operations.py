@@ -257,6 +257,13 @@ def _log_softmax(r: Tracer, x: SymbolicTensor, axis: int = -1) -> SymbolicTensor
 
 
 @operation
+def _argmax(r: Tracer, x: SymbolicTensor, axis: int = -1) -> SymbolicTensor:
+    assert axis in (-1, x.ndim - 1)
+    # Of an empty batch ONNX Runtime leaves the axis in, and with `keepdims` at its size; TopK ends the process in 1.24.
+    return r.emit("ArgMax", x, dtype="int64", sizes=[*x.sizes[:-1], 1], axis=-1, keepdims=1)[..., 0]
+
+
+@operation
 def _top_k(r: Tracer, x: SymbolicTensor, k: int, sorted: bool = True) -> tuple[SymbolicTensor, ...]:
     rows = x.whole if x.whole.ndim == 2 and same(x.whole.sizes[-1], x.sizes[-1]) else x
     sizes = [*rows.sizes[:-1], k]

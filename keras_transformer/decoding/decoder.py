@@ -184,7 +184,7 @@ class Decoder(ABC):
         """
         arrays = arrays_of(sentences, options.max_length)
         found = self._draw(sentences, arrays, options) if options.sampling else self.search(arrays, options)
-        places = np.zeros_like(found.ids) if found.places is None else found.places
+        places = found.ids[..., :0] if found.places is None else found.places
         if not np.all(np.any(found.scores > -math.inf, axis=1)):
             raise JobError("a sentence has no translation: the model's weights hold NaN or infinity")
         return [

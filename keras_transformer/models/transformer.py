@@ -374,7 +374,7 @@ def members_of(model: Transformer | Ensemble) -> list[Transformer]:
 
 def _places(weights: Tensor) -> Tensor:
     """Returns the places (...) int32 of the largest of weights (..., S), the first of equal ones."""
-    return ops.cast(ops.top_k(weights, 1)[1][..., 0], "int32")
+    return ops.cast(ops.argmax(weights), "int32")
 
 
 def _mean_weights(weights: Sequence[Tensor]) -> Tensor:

@@ -48,11 +48,11 @@ class Room:
         self.most, self.rate, self.waiting, self.is_closed = most, rate, 0, False
 
     def require(self, num_tokens: int, likely: int = 0) -> None:
-        """Raises Refusal for a request of so many tokens, or more, where that is too much, alone or beside what waits.
+        """Raises Refusal for a request that has too many tokens, alone or beside what waits.
 
         Args:
-            num_tokens: so many.
-            likely: how many it most likely has, which alone is not too much.
+            num_tokens: how many it has, or the least that it may have.
+            likely: how many it most likely has, where that is not known yet; counts beside what waits alone.
         """
         if self.is_closed:
             raise Refusal(503, "unavailable", "the server is about to end: try another one, or later", 1.0)

@@ -275,11 +275,10 @@ async def submitting(
     Raises:
         Refusal: texts have no room, which is clear before they are read, or see `submit`.
     """
-    http.state.num_inputs = len(inputs)
+    http.state.num_inputs, num_characters = len(inputs), sum(map(len, inputs))
     if room:
-        num_characters = sum(map(len, inputs))
         room.require(num_characters // MOST_CHARACTERS, num_characters // USUAL_CHARACTERS)
-    is_short = all(isinstance(one, str) for one in inputs) and sum(map(len, inputs)) <= MOST_AT_ONCE
+    is_short = all(isinstance(one, str) for one in inputs) and num_characters <= MOST_AT_ONCE
     return submit() if is_short else await asyncio.to_thread(submit)
 
 
