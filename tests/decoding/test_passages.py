@@ -284,6 +284,13 @@ def test_lines_without_words_are_copied_and_counted(backwards, capsys):
     assert not any(is_copied(line, tagged) for line in ("42", "12:30", "see www.a.bc", "12 --> 30", "日本 3"))
 
 
+def test_what_is_copied_behind_a_tag_looks_at_itself(backwards):
+    tagged = Tokenizer.train(["12:30 see www.a.bc two"] * 9, 22, tags=["<2de>"])
+    line = "<2de>  --- "
+    [[found]] = found_by(Translator(backwards.decoder, tagged), [line], words=True)
+    assert words(line, found) == [("---", "---")]
+
+
 def test_a_tag_takes_its_place_once_in_each_part():
     tagged = Tokenizer.train(["one two"] * 9, 12, tags=["<2de>"])
     [tag] = tagged.encode(["<2de>"])

@@ -1,5 +1,6 @@
 """Files of TFLite translate as the models do, parts without an ONNX graph too; and what LiteRT cannot read is known."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,30 @@ def test_blank_lines_that_litert_translates_are_known():
 
 
 def test_a_large_model_is_converted_in_a_process_of_its_own_to_the_same_file(stored_run, tmp_path, monkeypatch):
-    run = open_run(stored_run)
-    export_tflite(run, tmp_path / "here", precision="int8")  # a function that is traced again has a longer name
-    first = [path.read_bytes() for path in export_tflite(run, tmp_path / "here", precision="int8")]
+    run, convert, run_program = open_run(stored_run), tflite_converter.convert, subprocess.run
+    given, given_there, pairs = list[Any](), list[Any](), list[Any]()
+
+    def convert_here(*arguments):
+        given.append([*arguments[1:-1]])
+        convert(*arguments)
+
+    def run_both(command, **options):  # of one SavedModel, since names in the next one are numbered on
+        result = run_program(command, **options)
+        folder, names, precision, takes_text, path = command[3:]
+        given_there.append([names, precision, takes_text == "True"])
+        convert(folder, names, precision, takes_text == "True", tmp_path / "here.tflite")
+        pairs.append([Path(path).read_bytes(), (tmp_path / "here.tflite").read_bytes()])
+        return result
+
+    monkeypatch.setattr(tflite_converter, "convert", convert_here)
+    export_tflite(run, tmp_path / "here", precision="int8")
     monkeypatch.setattr(tflite, "LARGE_BYTES", 0)
-    monkeypatch.setattr(tflite_converter, "convert", None)
-    second = [path.read_bytes() for path in export_tflite(run, tmp_path / "there", precision="int8")]
-    assert [*map(len, first)] == [*map(len, second)] and len(second) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", run_both)
+        paths = [*export_tflite(run, tmp_path / "there", precision="int8")]
+    assert len(given) == 2 and given_there == given
+    assert [there for there, _ in pairs] == [here for _, here in pairs]
     monkeypatch.setattr(tflite_converter, "__file__", str(tmp_path / "no-such.py"))
     with pytest.raises(JobError, match=r"converter failed on .*translate.*No such file"):
         export_tflite(run, tmp_path / "there", precision="int8")
-    assert [path.read_bytes() for path in sorted((tmp_path / "there" / "tflite").iterdir())] == second
+    assert {path.read_bytes() for path in paths} == {there for there, _ in pairs}

@@ -15,6 +15,7 @@ from keras_transformer.runs.export_folder import OF_DEMO
 from keras_transformer.serving.batching import Refusal
 from keras_transformer.serving.hosting import Host, named_folders
 from keras_transformer.serving.translating import TranslationEngine
+from keras_transformer.spec.search_options import SearchOptions
 from keras_transformer.tasks.translation.words import moved
 from tests.serving.doors import until
 
@@ -143,6 +144,14 @@ def test_a_host_tells_what_it_holds_and_replaces_it_while_requests_run(host: Hos
     assert host.models["demo"] is not before
     assert host.models["demo"].identity == before.identity
     assert len(asyncio.run(request.answers())) == len(NUMBERS)
+
+
+def test_every_graph_is_opened_before_clients_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[SearchOptions]()
+    monkeypatch.setattr(OnnxDecoder, "require_checked", lambda self, options: asked.append(options))
+    with hosting({"demo": "demo"}):
+        assert any(one.words for one in asked) and any(one.sampling for one in asked)
+        assert any(not (one.words or one.sampling) for one in asked)
 
 
 def test_a_model_that_does_not_answer_its_probes_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
