@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_transformer.commands.parser import COUNT, FEW, CommandParser, number_from
+from keras_transformer.commands.parser import COUNT, FEW, CommandParser, add_guard_options, number_from
 from keras_transformer.core.errors import RequestError, command_line, exit_status
 from keras_transformer.core.extras import load_tensorflow
 from keras_transformer.core.files import check_writable
@@ -114,6 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--length-penalty", type=number_from(-100, 100, float), help=penalty)
     longest = "the most pieces to emit; source + 50 (of a language model the context) by default and at most"
     add("--max-length", type=COUNT, help=longest)
+    add_guard_options(parser)
     add("--n-best", type=COUNT, help="hypotheses in SavedModel's signature n_best; all beams by default")
     for side in ("source", "target"):
         add(f"--{side}-language", help=f"the {side}'s language, of a model between many languages")

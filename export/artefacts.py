@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ class TrainedRun:
             "precision": precision,
             **({"license": ", ".join(licenses)} if licenses else {}),
             **({"unfinished": self.unfinished} if self.unfinished else {}),
-            **({} if self.pipeline.own_search is None else {"decoding": json.dumps(asdict(decoding))}),
+            **({} if self.pipeline.own_search is None else {"decoding": json.dumps(decoding.as_dict())}),
             **about,
             **({} if task == task_named(None, self.model.kind, about) else {"task": task}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
@@ -259,8 +259,11 @@ class Artefact:
         return [self.path, step] if self.interface == "halves" else [self.path]
 
     def search(self, decoding: Decoding) -> Decoding:
-        """The search that runs: `decoding`, which is baked in; around halves and steps the runner searches greedily."""
-        return replace(decoding, num_beams=1, n_best=1) if self.interface in LOOPED else decoding
+        """The search that runs: `decoding`, which is baked in; around halves and steps the runner searches greedily,
+        without guards."""
+        if self.interface not in LOOPED:
+            return decoding
+        return Decoding(1, decoding.length_penalty, decoding.max_length)
 
     @property
     def signature(self) -> str:

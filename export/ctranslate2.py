@@ -267,7 +267,8 @@ def search_of(run: TrainedRun, decoding: Decoding) -> Config:
         "beam_size": decoding.num_beams,
         "num_hypotheses": decoding.num_beams,
         "length_penalty": 0,
-        "min_decoding_length": 0,
+        "min_decoding_length": decoding.min_length,
+        **{name: value for name, value in decoding.guarding().items() if name != "min_length"},
         "max_input_length": model.max_source_length + 1,  # it counts the end
         "disable_unk": True,
         "suppress_sequences": [[piece] for piece in target.pieces(unwanted)],

@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from keras_transformer.commands.parser import guards_of
 from keras_transformer.core.errors import JobError, OutputClosed, RequestError, print_result, say, warn
 from keras_transformer.core.extras import required
 from keras_transformer.core.folders import whole_folder
@@ -58,7 +59,7 @@ def export(arguments: argparse.Namespace, folder: Path, check_place: Callable[[P
     run = between(open_run(arguments.run), arguments.source_language, arguments.target_language)
     if run.unfinished:
         warn(f"the run is unfinished, at {run.unfinished}: `{resume_command(RunFolder(arguments.run))}` goes on")
-    search = {"length_penalty": arguments.length_penalty, "max_length": arguments.max_length}
+    search = {"length_penalty": arguments.length_penalty, "max_length": arguments.max_length, **guards_of(arguments)}
     decoding = run.decoding(arguments.n_best, num_beams=arguments.beams, **search)
     check_parts(run, plan, converter)
     check_vocabulary(run, plan)

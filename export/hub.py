@@ -27,6 +27,7 @@ from .artefacts import Decoding, TrainedRun, replaced, require_own_parts, requir
 from .hub_forms import FORMAT, Form, array_of, emitted, form_of, ids_of, resolved
 from .hub_text import beginning_of, named_ids, write_json, write_vocabularies
 
+MIN_LENGTH = "min_new_tokens"  # their `min_length` counts the start, or the prompt
 TOLERANCE = 1e-4  # as a share of the range of the logits
 NUM_PROBES, PROBE_LENGTH = 4, 8
 
@@ -199,6 +200,7 @@ def search_of(
     if beginning := beginning_of(run, form):
         search["forced_bos_token_id"] = ids[beginning[0]]
     search |= {"num_beams": decoding.num_beams, "do_sample": False}
+    search |= {MIN_LENGTH if name == "min_length" else name: value for name, value in decoding.guarding().items()}
     if decoding.num_beams > 1:
         search["length_penalty"] = decoding.length_penalty
     control = config["num_control_ids"]

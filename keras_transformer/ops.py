@@ -132,6 +132,23 @@ def argmax(x: Tensor) -> Tensor:
     return top_k(x, 1)[1][..., 0]  # Keras's own takes operations that TFLite lacks
 
 
+def contains(ids: Tensor, size: int | Tensor) -> Tensor:
+    """Tells (B, K, V) which of the numbers below V = `size` are among ids (B, K, L)."""
+    if (own := _current.get()) is not None:
+        return own.contains(ids, size)
+    from keras import ops
+
+    batch_size, num_rows, length = ops.shape(ids)
+    rows = ops.arange(batch_size * num_rows)[:, None] + ops.zeros((1, length), "int32")
+    places = ops.stack([rows, ops.cast(ops.reshape(ids, (-1, length)), "int32")], axis=-1)  # (B · K, L, 2)
+    counts = ops.scatter(
+        ops.reshape(places, (-1, 2)),
+        ops.ones((batch_size * num_rows * length,), "int32"),
+        (batch_size * num_rows, size),
+    )
+    return ops.reshape(counts, (batch_size, num_rows, size)) > 0
+
+
 def integers() -> str:
     """Returns the integer type for loops. TensorFlow computes int32, the type of shapes, on the processor."""
     if (own := _current.get()) is not None:
@@ -176,6 +193,12 @@ class _Numpy:
         order = np.lexsort((places, -np.take_along_axis(values, places, axis=-1)), axis=-1)
         places = np.take_along_axis(places, order, axis=-1)
         return np.take_along_axis(values, places, axis=-1), places
+
+    @staticmethod
+    def contains(ids: np.ndarray, size: int) -> np.ndarray:
+        found = np.zeros((*ids.shape[:-1], size), bool)
+        np.put_along_axis(found, ids, True, axis=-1)
+        return found
 
     @staticmethod
     def while_loop(goes_on: Callable[..., bool], body: Callable[..., tuple], state: tuple) -> tuple:

@@ -8,7 +8,7 @@ import platform
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def stored(expected: Sequence[Expected]) -> Config:
     places = range(texts.num_long, last)
     return {
         "num_probes": texts.num_probes,
-        "searches": [{"decoding": asdict(one.decoding), "texts": one.stored(places)} for one in expected],
+        "searches": [{"decoding": one.decoding.as_dict(), "texts": one.stored(places)} for one in expected],
     }
 
 

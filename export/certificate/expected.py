@@ -12,7 +12,9 @@ from keras import ops
 
 from keras_transformer.checking.certificate_texts import Texts, valid
 from keras_transformer.checking.signatures import SearchStart, Signature
+from keras_transformer.ops import Tensor
 from keras_transformer.search import beam_search, loop
+from keras_transformer.search.guards import guarded
 from keras_transformer.search.loop import mask_forbidden
 from keras_transformer.spec.options import Config
 from keras_transformer.spec.search_options import Decoding
@@ -57,24 +59,32 @@ def narrowest_choice(
         The smallest difference in log-probability, over all steps, between the beginning of the translation and the
         best hypothesis that the step left out.
     """
-    num_beams, narrowest = decoding.num_beams, Choice(math.inf, 0)
+    num_beams, guards, narrowest = decoding.num_beams, decoding.guards, Choice(math.inf, 0)
     prefix_ids = np.array([beginning], "int32") if beginning else None
-    bounds = loop.Bounds(np.array([limit], "int32"), limit, prefix_ids, np.array([start.prompt_length], "int32"))
+    limits, length = np.array([limit], "int32"), np.array([start.prompt_length], "int32")
+    bounds = loop.Bounds(limits, limit, prefix_ids, length, read_ids=start.read_ids)
     state = beam_search.start_beams(start.cache, bounds, num_beams, decoding.num_listed)
     for index, id in enumerate(ids):
         logits, cache = start.step(state.token_ids, state.cache, state.index)  # (1, K, V)
-        log_probs = mask_forbidden(
-            ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index, num_control_ids
-        )
+        log_probs = _guarded(logits, state, bounds, decoding)
+        log_probs = mask_forbidden(log_probs, prefix_ids, state.index, num_control_ids)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]
         if not own.size:
             break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
         narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        likeliest = beam_search.continuations(logits, state, prefix_ids, num_beams, num_control_ids)
+        likeliest = beam_search.continuations(logits, state, bounds, num_beams, num_control_ids, guards)
         state = beam_search.next_beams(state, likeliest, cache, bounds, num_beams, decoding.length_penalty)
     return narrowest
+
+
+def _guarded(logits: Tensor, state: beam_search.BeamState, bounds: loop.Bounds, decoding: Decoding) -> Tensor:
+    """Returns the scores (1, K, V) by which a step of the search chooses: with one beam and guards logits."""
+    scores = ops.cast(logits, "float32")
+    if decoding.guards is None or decoding.num_beams > 1:
+        scores = ops.log_softmax(scores)
+    return guarded(scores, state.live_ids, state.index, bounds, decoding.guards)
 
 
 def best_left_out(reached: np.ndarray, id: int) -> float:

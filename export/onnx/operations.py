@@ -264,6 +264,13 @@ def _argmax(r: Tracer, x: SymbolicTensor, axis: int = -1) -> SymbolicTensor:
 
 
 @operation
+def _contains(r: Tracer, ids: SymbolicTensor, size: Size) -> SymbolicTensor:
+    places, nowhere = r.cast(ids, "int64"), r.zeros([*r.shape(ids)[:-1], size], "bool")
+    sizes = [*ids.sizes[:-1], size]
+    return r.emit("ScatterElements", nowhere, places, r.equal(places, places), dtype="bool", sizes=sizes, axis=-1)
+
+
+@operation
 def _top_k(r: Tracer, x: SymbolicTensor, k: int, sorted: bool = True) -> tuple[SymbolicTensor, ...]:
     rows = x.whole if x.whole.ndim == 2 and same(x.whole.sizes[-1], x.sizes[-1]) else x
     sizes = [*rows.sizes[:-1], k]

@@ -175,7 +175,7 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Decoding |
     Args:
         translator: a `Translator` with its Keras model.
         sentences: some of its source language; where few of them are short, texts of common pieces join them.
-        options: `num_beams`, `length_penalty` and `max_length` of the search, as `SearchOptions` has them.
+        options: `num_beams`, `length_penalty`, `max_length` and guards of the search, as `SearchOptions` has them.
 
     Raises:
         JobError: the model's weights hold NaN or infinity.
@@ -187,7 +187,9 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Decoding |
         made = shortest_sources(tokenizer, tags, most, made_sentences(tokenizer))
         sources = [*dict.fromkeys([*sources, *made])]
     num_beams, length_penalty, max_length = options.num_beams, options.length_penalty, options.max_length
-    search = SearchOptions(num_beams, length_penalty, max_length, n_best=num_beams, alignments=True)
+    search = SearchOptions(
+        num_beams, length_penalty, max_length, n_best=num_beams, alignments=True, **options.guarding()
+    )
     found = zip(sources, translator.search_ids(sources, search), strict=True)
     return by_largest_margin(
         (

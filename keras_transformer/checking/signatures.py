@@ -131,11 +131,13 @@ class SearchStart(NamedTuple):
     Args:
         step, cache: the step and cache of the model.
         prompt_length: how many positions a prompt has that stands before what is emitted.
+        read_ids: (1, 1 + P) what is read from position 0 on, if there is a prompt.
     """
 
     step: Step
     cache: Cache
     prompt_length: int = 0
+    read_ids: Tensor | None = None
 
 
 class Vocabularies:

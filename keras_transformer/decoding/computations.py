@@ -19,7 +19,7 @@ from keras_transformer.ops import Tensor
 from keras_transformer.search.beam_search import beam_search
 from keras_transformer.search.loop import NO_HYPOTHESIS, Cache, Step, id_at, merge_end_ids, merge_end_labels
 from keras_transformer.search.sampling import sample
-from keras_transformer.spec.search_options import SearchOptions
+from keras_transformer.spec.search_options import Guards, SearchOptions
 from keras_transformer.text.tokenizer import END, PAD
 
 if TYPE_CHECKING:
@@ -36,25 +36,28 @@ class Search:
     num_beams: int
     length_penalty: float
     n_best: int
+    guards: Guards | None = None
 
     def run(
         self, model: Transformer | Aligned, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Finds ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
-        step, cache, beginning, length, index = prefill(model, source_ids, prefix_ids, self.num_beams)
+        begun = prefill(model, source_ids, prefix_ids, self.num_beams)
         return beam_search(
-            step,
-            cache,
+            begun.step,
+            begun.cache,
             limits,
             self.num_beams,
             self.length_penalty,
             ops.shape(prefix_ids)[1],
-            beginning,
+            begun.prefix_ids,
             self.n_best,
             num_control_ids=model.num_control_ids,
-            prompt_length=length,
-            index=index,
+            prompt_length=begun.prompt_length,
+            index=begun.position,
             ids_dtype=getattr(model, "ids_dtype", "int32"),
+            guards=self.guards,
+            read_ids=begun.read_ids if self.guards else None,
         )
 
 
@@ -66,33 +69,37 @@ class Sampling:
     temperature: float
     top_k: int
     top_p: float
+    guards: Guards | None = None
 
     def run(
         self, model: Transformer | Aligned, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Draws ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
-        step, cache, beginning, _, index = prefill(model, source_ids, prefix_ids, self.num_samples)
+        begun = prefill(model, source_ids, prefix_ids, self.num_samples)
         return sample(
-            step,
-            cache,
+            begun.step,
+            begun.cache,
             limits,
             uniforms,
             self.num_samples,
             self.temperature,
             self.top_k,
             self.top_p,
-            beginning,
+            begun.prefix_ids,
             model.num_control_ids,
-            index,
+            begun.position,
             getattr(model, "ids_dtype", "int32"),
+            self.guards,
+            begun.prompt_length,
+            begun.read_ids if self.guards else None,
         )
 
 
 def search_or_sampling(options: SearchOptions) -> Search | Sampling:
     """Returns beam search, or sampling if the options ask for it."""
     if options.sampling:
-        return Sampling(options.n_best, options.temperature, options.top_k, options.top_p)
-    return Search(options.num_beams, options.length_penalty, options.n_best)
+        return Sampling(options.n_best, options.temperature, options.top_k, options.top_p, options.guards)
+    return Search(options.num_beams, options.length_penalty, options.n_best, options.guards)
 
 
 class Aligned:
@@ -320,6 +327,7 @@ class Prefill(NamedTuple):
     prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
     prompt_length: Tensor | None  # (B,) of what is read, and not emitted: a language model reads its beginning
     position: Tensor | None  # () behind what the cache holds of the beginnings; None for an empty cache
+    read_ids: Tensor | None = None  # (B, 1 + L) what a language model reads, from position 0 on
 
 
 def prefill(model: FamilyModel | Aligned, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Prefill:
@@ -330,6 +338,6 @@ def prefill(model: FamilyModel | Aligned, source_ids: Tensor, prefix_ids: Tensor
     if not isinstance(model, Aligned) and not hasattr(model, "encode"):
         prompted = PromptForcing(model, source_ids[:, :1], prefix_ids)
         cache, index = prompted.read(num_beams, max_length)
-        return Prefill(prompted.step, cache, None, prompt_length(prefix_ids), index)
+        return Prefill(prompted.step, cache, None, prompt_length(prefix_ids), index, prompted.ids)
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
     return Prefill(model.step, cache, prefix_ids, None, None)

@@ -20,7 +20,15 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.onnx_graphs import EncoderStepModel, open_session, run, runtime_of
 from keras_transformer.runs.export_folder import ALIGNED, PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import DECODING, OF_A_MODEL, SearchOptions, longest, penalty, require
+from keras_transformer.spec.search_options import (
+    DECODING,
+    OF_A_MODEL,
+    OF_GUARDS,
+    SearchOptions,
+    longest,
+    penalty,
+    require,
+)
 from keras_transformer.text.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START
@@ -68,7 +76,8 @@ class OnnxDecoder(Decoder):
         sizes = {name: self.config[name] for name in ("num_control_ids", "vocabulary_size")}
         self._halves: Any = EncoderStepModel(self._session, sizes)
         self.max_source_length = self.config["max_source_length"]
-        self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
+        baked = self.metadata["decoding"]
+        self.own_search = {name: baked[name] for name in (*OF_A_MODEL, *OF_GUARDS) if name in baked}
         self.learned_text = LearnedText.of_export(self.metadata)
         self.source_tags, self.beginning = (self.metadata[name] for name in FIRST)
         self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
@@ -114,6 +123,7 @@ class OnnxDecoder(Decoder):
         name, baked = graph_of(options), self.metadata["decoding"]
         return (
             getattr(self.graphs, name) is not None
+            and options.guarding() == {one: baked[one] for one in OF_GUARDS if one in baked}
             and (options.num_beams, options.length_penalty, options.max_length) == tuple(map(baked.get, OF_A_MODEL))
             and (options.n_best == 1 or (self._has_list(name) and options.n_best == baked.get("n_best")))
         )

@@ -98,7 +98,6 @@ BART_REQUIRED: RequiredValues = {
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
 BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
-LACKING = {"min_length": 0, "no_repeat_ngram_size": 0}  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
 MARIAN_REQUIRED: RequiredValues = {"normalize_embedding": False, "static_position_embeddings": True}
@@ -115,7 +114,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     size = options.size("vocab_size")
     ids, num_control_ids = _bart_ids(folder, options, size)
     first = options.whole("bos_token_id", size - 1, 0)  # which the vocabulary puts before a translation
-    lacking = {**LACKING, "forced_bos_token_id": first}
+    lacking = {"forced_bos_token_id": first}
     search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, lacking)
     config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
     options.finish(HARMLESS_OPTIONS | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)

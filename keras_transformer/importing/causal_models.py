@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_transformer.importing.folder import (
     ANY_OPTION,
+    GUARDS,
     HARMLESS_OPTIONS,
     NEUTRAL_SEARCH,
     NO_OPTION,
@@ -300,7 +301,7 @@ def language_model(
     asked = asked_search(folder, options, has_many_ends=True)
     ids, end_ids = ids_of(folder, options, asked, size)
     asked.pop("do_sample")  # as other options of drawing
-    asked.tell_lost({**NEUTRAL_SEARCH, "bad_words_ids": None, "forced_eos_token_id": None})
+    asked.tell_lost({**NEUTRAL_SEARCH, **GUARDS, "bad_words_ids": None, "forced_eos_token_id": None})
     asked.finish(HARMLESS_OPTIONS | CAUSAL_WITHOUT_EFFECT | {"decoder_start_token_id"}, NO_OPTION)
     options.finish(HARMLESS_OPTIONS | CAUSAL_WITHOUT_EFFECT | without_effect)
     config = completed(options, {**config, "vocabulary_size": len(ids), "end_ids": end_ids}, complete_language_model)

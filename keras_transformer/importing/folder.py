@@ -15,6 +15,7 @@ from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_j
 from keras_transformer.runs.run_folder import MAX_LICENSE
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
+from keras_transformer.spec.search_options import Guards
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
@@ -53,9 +54,13 @@ NEUTRAL_SEARCH: RequiredValues = {
     "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0, "do_sample": False,
     "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None, "force_words_ids": None, "forced_bos_token_id": None,
-    "guidance_scale": 1.0, "max_time": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1, "penalty_alpha": 0.0, "repetition_penalty": 1.0, "sequence_bias": None, "stop_strings": None,
-    "suppress_tokens": None, "token_healing": False, "use_mtp": False, "watermarking_config": None,
+    "guidance_scale": 1.0, "max_time": None, "num_beam_groups": 1, "penalty_alpha": 0.0, "sequence_bias": None,
+    "stop_strings": None, "suppress_tokens": None, "token_healing": False, "use_mtp": False,
+    "watermarking_config": None,
+}  # fmt: skip
+# Those that our search has too, see `Guards`; a language model keeps no search of its own.
+GUARDS: RequiredValues = {
+    "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0,
 }  # fmt: skip
 # Options of sampling, of the form of the output, of what makes the same answer sooner, and of how their search ends:
 # ours looks until nothing better is left.
@@ -68,7 +73,9 @@ SEARCH_WITHOUT_EFFECT = {
     "remove_invalid_values", "renormalize_logits", "return_dict_in_generate", "speculation_type", "target_lookbehind",
     "temperature", "top_h", "top_k", "top_p", "typical_p",
 }  # fmt: skip
-READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
+READ_SEARCH = {
+    "bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams", *GUARDS,
+}  # fmt: skip
 MAX_LENGTH = 1_000_000
 GENERATION, START_ID = "generation_config.json", "decoder_start_token_id"
 NOTHING: tuple[None, list[str], dict[str, str]] = (None, [], {})  # values of an option that ask for nothing
@@ -362,6 +369,20 @@ def asked_search(folder: ModelFolder, config: Options, has_many_ends: bool = Fal
     return options_of(folder, GENERATION, has_many_ends=has_many_ends) if folder.has(GENERATION) else options
 
 
+def guards_of(options: Options) -> Config:
+    """Takes the guards that are on out of the options of a search.
+
+    Raises:
+        RequestError: one has a value that our search does not take.
+    """
+    least = options.whole("min_length", MAX_LENGTH, 0) - 1  # it counts the start id
+    return Guards(
+        min_length=max(least, options.whole("min_new_tokens", MAX_LENGTH, 0), 0),
+        no_repeat_ngram_size=options.whole("no_repeat_ngram_size", MAX_LENGTH, 0),
+        repetition_penalty=options.number("repetition_penalty", 1.0),
+    ).guarding()
+
+
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: RequiredValues) -> Config:
     """Reads the options of our search from generation_config.json or, where there is none, from config.json.
 
@@ -390,5 +411,6 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
         "num_beams": options.whole("num_beams", 1_000, 1) or 1,
         "length_penalty": options.number("length_penalty", 1.0),
     }
+    guards = guards_of(options)
     options.finish(HARMLESS_OPTIONS | SEARCH_WITHOUT_EFFECT | {START_ID, "pad_token_id"})
-    return {**search, "max_length": longest} if longest else search
+    return search | ({"max_length": longest} if longest else {}) | guards

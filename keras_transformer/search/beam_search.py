@@ -16,8 +16,10 @@ from typing import NamedTuple
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 from keras_transformer.search import loop
+from keras_transformer.search.guards import guarded
 from keras_transformer.search.loop import NO_HYPOTHESIS, Bounds, Cache, Step
 from keras_transformer.spec import search_options
+from keras_transformer.spec.search_options import Guards
 from keras_transformer.text.tokenizer import END, PAD
 
 
@@ -54,7 +56,7 @@ def beam_search(
     step: Step, cache: Cache, limits: Tensor, num_beams: int = 4, length_penalty: float = 0.6,
     max_length: int | Tensor | None = None, prefix_ids: Tensor | None = None, n_best: int | None = None,
     index_dtype: str | None = None, num_control_ids: int = 4, prompt_length: Tensor | None = None,
-    index: Tensor | None = None, ids_dtype: str = "int32",
+    index: Tensor | None = None, ids_dtype: str = "int32", guards: Guards | None = None, read_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Finds the best hypotheses of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -68,21 +70,22 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        prompt_length: (B,) the length of the prompt in front, see `decoding.computations.PromptForcing`; |y| leaves it
-            out.
+        prompt_length: (B,) how long the prompt in front is, see `computations.PromptForcing`; |y| leaves it out.
         index: () the position behind what `cache` holds of the prompts; by default it holds nothing.
         ids_dtype: the type of the ids that are returned; larger than int32 if the step's offsets make them large.
+        guards: what no hypothesis may do. Several beams are ranked, and scored, by what a penalty makes of log P.
+        read_ids: (B, 1 + P) what a language model reads: the id at position 0 and the prompt; for guards alone.
 
     Returns:
-        ids (B, n_best, L) and scores (B, n_best) float32, the best first; those that were cut at their limit
-        stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
-        hypotheses exist, the last rows are pad alone with the score -inf.
+        ids (B, n_best, L) and scores (B, n_best) float32, the best first, those that were cut at their limit behind
+        the others. A row holds the tokens, the end id unless it was cut, then pad; where no hypothesis is left, pads
+        alone with the score -inf.
     """
-    bounds = loop.make_bounds(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length)
+    bounds = loop.make_bounds(limits, max_length, prefix_ids, index_dtype or ops.integers(), prompt_length, read_ids)
 
     def advance(state: BeamState, bounds: Bounds) -> BeamState:
         logits, cache = step(state.token_ids, state.cache, state.index)
-        likeliest = continuations(logits, state, bounds.prefix_ids, num_beams, num_control_ids)
+        likeliest = continuations(logits, state, bounds, num_beams, num_control_ids, guards)
         return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
     start = start_beams(cache, bounds, num_beams, n_best or num_beams, index, num_control_ids)
@@ -116,24 +119,44 @@ def first_beams(state: BeamState) -> BeamState:
 
 
 def continuations(
-    logits: Tensor, state: BeamState, prefix_ids: Tensor | None, num_beams: int, num_control_ids: int = 4
+    logits: Tensor,
+    state: BeamState,
+    bounds: Bounds,
+    num_beams: int,
+    num_control_ids: int = 4,
+    guards: Guards | None = None,
 ) -> Continuations:
     """Finds the likeliest next tokens of each beam, as many as there are candidates of all beams.
 
     Where the prefix has a token, it is the only one. Tokens that may not be emitted are left out of few more than
-    these: so the search never copies numbers of the whole vocabulary.
+    these: so the search never copies numbers of the whole vocabulary, unless guards look at all.
     """
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))
-    count = min(num_candidates(num_beams) + num_control_ids - 1, ops.shape(log_probs)[-1])
-    best, token_ids = loop.k_best(log_probs, count, state.index.dtype)
-    best = ops.where(loop.is_permitted(token_ids, num_control_ids), best, NO_HYPOTHESIS)
-    if prefix_ids is None:
+    if guards is not None and num_beams == 1:
+        best, token_ids = _chosen(logits, log_probs, state, bounds, num_control_ids, guards)
+    else:
+        count = min(num_candidates(num_beams) + num_control_ids - 1, ops.shape(log_probs)[-1])
+        scores = guarded(log_probs, state.live_ids, state.index, bounds, guards)
+        best, token_ids = loop.k_best(scores, count, state.index.dtype)
+        best = ops.where(loop.is_permitted(token_ids, num_control_ids), best, NO_HYPOTHESIS)
+    if bounds.prefix_ids is None:
         return Continuations(best, token_ids)
-    forced = loop.id_at(prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
+    forced = loop.id_at(bounds.prefix_ids, state.index)[:, None]  # (B, 1, 1), 0 where any token may stand
     ids = ops.where(forced == 0, token_ids, forced)  # (B, K, k)
     own = ops.take_along_axis(log_probs, ids[..., :1], axis=-1)  # (B, K, 1)
-    only = ops.where(ops.arange(count) == 0, own, NO_HYPOTHESIS)
+    only = ops.where(ops.arange(ops.shape(ids)[-1]) == 0, own, NO_HYPOTHESIS)
     return Continuations(ops.where(forced == 0, best, only), ids)
+
+
+def _chosen(
+    logits: Tensor, log_probs: Tensor, state: BeamState, bounds: Bounds, num_control_ids: int, guards: Guards
+) -> tuple[Tensor, Tensor]:
+    """Returns what one beam chooses by its guarded logits (B, 1, 1), and its log P, which stays the model's."""
+    scores = guarded(ops.cast(logits, "float32"), state.live_ids, state.index, bounds, guards)
+    scores = loop.mask_forbidden(scores, None, state.index, num_control_ids)
+    scores, token_ids = loop.k_best(scores, 1, state.index.dtype)
+    own = ops.take_along_axis(log_probs, token_ids, axis=-1)
+    return ops.where(loop.exists(scores), own, NO_HYPOTHESIS), token_ids
 
 
 def num_candidates(num_beams: int) -> int:

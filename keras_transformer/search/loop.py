@@ -36,6 +36,7 @@ class Bounds(NamedTuple):
     prefix_ids: Tensor | None  # (B, P) what it emits first
     prompt_length: Tensor | None = None  # (B,) tokens of the prompt, which no length counts
     uniforms: Tensor | None = None  # (B, K, L) in [0, 1), by which samples are drawn; a graph knows K
+    read_ids: Tensor | None = None  # (B, 1 + P) what a language model reads, from position 0 on; guards look at it
 
 
 def make_bounds(
@@ -44,13 +45,16 @@ def make_bounds(
     prefix_ids: Tensor | None,
     dtype: str,
     prompt_length: Tensor | None = None,
+    read_ids: Tensor | None = None,
 ) -> Bounds:
     """Makes the bounds of a loop. L is by default the largest limit, and limits above it are lowered to it."""
     if max_length is None:
         max_length = ops.maximum(ops.max(limits), 1)
     limits = ops.cast(ops.minimum(limits, max_length), dtype)
-    optional = (None if ids is None else ops.cast(ids, dtype) for ids in (prefix_ids, prompt_length))
-    return Bounds(limits, max_length, *optional)
+    prefix_ids, prompt_length, read_ids = (
+        None if ids is None else ops.cast(ids, dtype) for ids in (prefix_ids, prompt_length, read_ids)
+    )
+    return Bounds(limits, max_length, prefix_ids, prompt_length, read_ids=read_ids)
 
 
 class InitialState(NamedTuple):

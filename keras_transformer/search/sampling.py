@@ -7,7 +7,9 @@ from typing import NamedTuple
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 from keras_transformer.search import loop
+from keras_transformer.search.guards import guarded
 from keras_transformer.search.loop import Bounds, Cache, Step
+from keras_transformer.spec.search_options import Guards
 from keras_transformer.text.tokenizer import END
 
 
@@ -25,7 +27,8 @@ class SampleState(NamedTuple):
 def sample(
     step: Step, cache: Cache, limits: Tensor, uniforms: Tensor, num_samples: int = 1, temperature: float = 1.0,
     top_k: int = 0, top_p: float = 1.0, prefix_ids: Tensor | None = None, num_control_ids: int = 4,
-    index: Tensor | None = None, ids_dtype: str = "int32",
+    index: Tensor | None = None, ids_dtype: str = "int32", guards: Guards | None = None,
+    prompt_length: Tensor | None = None, read_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draws K independent translations of each sentence.
 
@@ -33,7 +36,8 @@ def sample(
     nor on the other sentences in the batch.
 
     Args:
-        step, cache, limits, prefix_ids, num_control_ids, index, ids_dtype: as for `beam_search`.
+        step, cache, limits, prefix_ids, num_control_ids, index, ids_dtype, guards, prompt_length, read_ids: as for
+            `beam_search`.
         uniforms: (B, K, L) float32 in [0, 1).
         num_samples: K.
         temperature: divides the logits.
@@ -43,19 +47,20 @@ def sample(
     Returns:
         ids (B, K, L) as `beam_search` returns them, in the order of drawing; and log P(y) (B, K) by the model as it is.
     """
-    bounds = loop.make_bounds(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers())
+    bounds = loop.make_bounds(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers(), prompt_length, read_ids)
     bounds = bounds._replace(uniforms=ops.reshape(uniforms, (-1, num_samples, bounds.max_length)))
 
     def advance(state: SampleState, bounds: Bounds) -> SampleState:
         logits, cache = step(state.token_ids, state.cache, state.index)
-        log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
-        permitted = loop.mask_forbidden(log_probs / temperature, bounds.prefix_ids, state.index, num_control_ids)
+        logits = ops.cast(logits, "float32")
+        log_probs = ops.log_softmax(logits)  # (B, K, V)
+        scores = guarded(log_probs if guards is None else logits, state.ids, state.index, bounds, guards)
+        permitted = loop.mask_forbidden(scores / temperature, bounds.prefix_ids, state.index, num_control_ids)
         token_ids = draw(permitted, loop.select_entries(bounds.uniforms, state.index), top_k, top_p)
         return append(state, token_ids, loop.select_entries(log_probs, token_ids), bounds.limits, cache)
 
     first = loop.initial_state(bounds, num_samples, index)  # a sentence with the limit 0 is done, with an end alone
-    ids = loop.fill_prompt(first.ids, index, num_control_ids)
-    start = SampleState(first.index, first.token_ids, ids, first.log_probs, first.is_blank, cache)
+    start = SampleState(*first._replace(ids=loop.fill_prompt(first.ids, index, num_control_ids)), cache)
     state = loop.run_loop(advance, start, lambda state: state.done, bounds)
     return ops.cast(state.ids, ids_dtype), state.log_probs
 

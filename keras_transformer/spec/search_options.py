@@ -8,11 +8,13 @@ from typing import Any
 
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.schema import Mismatch, Schema, number, object_of, one_of, or_null, shown, whole
+from keras_transformer.spec.options import Config
 
 # A translation may be this many tokens longer than its source (paper, 6.1).
 EXTRA_LENGTH = 50
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
+OF_GUARDS = ("min_length", "no_repeat_ngram_size", "repetition_penalty")
 MAX_OWN_BEAMS = 1_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
@@ -20,6 +22,9 @@ VALUES: dict[str, Schema] = {
     "num_beams": whole(1),
     "length_penalty": number(-100, 100),
     "max_length": or_null(whole(1)),
+    "min_length": whole(0),
+    "no_repeat_ngram_size": whole(0),
+    "repetition_penalty": number(1e-3, 1e3),
     "n_best": whole(1),
     "temperature": number(1e-6, 1e6, told="a number from 1e-6 to 1e6"),
     "top_k": whole(0),
@@ -28,16 +33,47 @@ VALUES: dict[str, Schema] = {
     "batch_size": whole(1),
     "split": one_of((*WAYS_TO_SPLIT, *OTHER_SPELLINGS), told=" or ".join(map(repr, WAYS_TO_SPLIT))),
 }
-DECODING = object_of({name: VALUES[name] for name in OF_A_MODEL}, {"n_best": or_null(whole(1))})
+GUARDS = {name: VALUES[name] for name in OF_GUARDS}
+DECODING = object_of({name: VALUES[name] for name in OF_A_MODEL}, {"n_best": or_null(whole(1)), **GUARDS})
 OWN_SEARCH = object_of(
-    {}, {name: or_null(VALUES[name]) for name in OF_A_MODEL} | {"num_beams": or_null(whole(1, MAX_OWN_BEAMS))}
+    {}, {name: or_null(VALUES[name]) for name in OF_A_MODEL} | {"num_beams": or_null(whole(1, MAX_OWN_BEAMS)), **GUARDS}
 )
 
 GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """Keeps a search or a drawing from texts that end at once, and from texts that repeat themselves. By default off.
+
+    Args:
+        min_length: the fewest tokens before the end.
+        no_repeat_ngram_size: n: no text has the same n tokens in a row twice.
+        repetition_penalty: θ: what a text has already is less likely. A log-probability of such a token is multiplied
+            by θ; where one hypothesis is followed, or texts are drawn, a logit is, or divided by θ if it is positive
+            (Keskar et al. 2019, arXiv 1909.05858, section 4.1). 1 changes nothing.
+    """
+
+    min_length: int = 0
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+
+    @property
+    def guards(self) -> Guards | None:
+        """Returns the guards alone; None if all are off."""
+        own = Guards(**{name: getattr(self, name) for name in OF_GUARDS})
+        return None if own == OFF else own
+
+    def guarding(self) -> Config:
+        """Returns the guards that are on, by their names."""
+        return {name: value for name in OF_GUARDS if (value := getattr(self, name)) != getattr(OFF, name)}
+
+
+OFF = Guards()
+
+
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(Guards):
     """How to translate: by beam search, or by drawing translations at random.
 
     Args:
@@ -59,6 +95,7 @@ class SearchOptions:
             that is split, the score is the sum of its parts' scores, and so is log P; its n best are those with the
             best sums, of samples the k-th has the k-th of each part. Lines with a prefix are translated as they are.
             "split" and "cut" are other spellings of "lines" and "off".
+        min_length, no_repeat_ngram_size, repetition_penalty: see `Guards`. They count in each sentence for itself.
 
     Raises:
         RequestError: a value is out of its range.
@@ -78,6 +115,11 @@ class SearchOptions:
     batch_size: int = 64
     split: str = "sentences"
 
+    @property
+    def can_be_baked(self) -> bool:
+        """Tells whether an artefact may search so: its scores are the model's log P, which certificates know."""
+        return self.num_beams == 1 or self.repetition_penalty == 1
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "alignments", self.alignments or self.words)
         for name, allowed in VALUES.items():
@@ -91,7 +133,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Decoding(Guards):
     """How an artefact searches. The options are baked into the artefact and recorded in it.
 
     Args:
@@ -111,13 +153,26 @@ class Decoding:
     n_best: int | None = None
 
     def __post_init__(self) -> None:
-        SearchOptions(self.num_beams, self.length_penalty, self.max_length, self.num_listed)  # raises RequestError
+        self.options(self.num_listed)  # raises RequestError
+        if not self.options().can_be_baked:
+            raise RequestError(
+                "a repetition penalty in an artefact needs greedy search, because a certificate compares scores with "
+                f"the model's log P; received num_beams {self.num_beams}: ask for one beam, or for no_repeat_ngram_size"
+            )
         object.__setattr__(self, "n_best", self.num_listed)
 
     @property
     def num_listed(self) -> int:
         """Returns how many hypotheses of each sentence a list holds."""
         return self.num_beams if self.n_best is None else self.n_best
+
+    def options(self, n_best: int = 1, **others: Any) -> SearchOptions:
+        """Returns the same search as the options of a decoder."""
+        return SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best, **self.guarding(), **others)
+
+    def as_dict(self) -> Config:
+        """Returns what artefacts keep of it: guards only where they are on."""
+        return {name: getattr(self, name) for name in (*OF_A_MODEL, "n_best")} | self.guarding()
 
     @classmethod
     def of(cls, pipeline: Any, n_best: int | None = None, **given: Any) -> Decoding:
@@ -152,7 +207,7 @@ def own_search(options: Any) -> dict[str, Any]:
         found = OWN_SEARCH.checked(options, "search")
     except Mismatch as error:
         raise RequestError(str(error)) from None
-    return {name: found[name] for name in OF_A_MODEL if found.get(name) is not None}
+    return {name: found[name] for name in (*OF_A_MODEL, *OF_GUARDS) if found.get(name) is not None}
 
 
 def require(name: str, value: Any, allowed: Schema) -> None:

@@ -93,6 +93,17 @@ def test_what_graphs_cannot_do_is_done_with_keras_or_with_the_two_halves(run_fol
     assert keras_is_used.call_count == 3 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
 
 
+def test_guards_are_in_a_graph_of_their_own_or_around_the_halves(kept_run, translator, monkeypatch):
+    monkeypatch.setattr(loading, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
+    status, out, _ = translate(kept_run, *SEARCH, "--no-repeat-ngram-size", 1, "--min-length", 3)
+    expected = translator.translate(LINES, num_beams=2, max_length=5, no_repeat_ngram_size=1, min_length=3)
+    assert (status, out) == (0, lines_of(expected))
+    assert "translate-beams2-penalty0.6-longest5-min_length3-no_repeat_ngram_size1.onnx" in graphs_in(kept_run)
+    status, out, _ = translate(kept_run, *SEARCH, "--repetition-penalty", 1.5, "--engine", "onnx")
+    expected = translator.translate(LINES, num_beams=2, max_length=5, repetition_penalty=1.5)
+    assert (status, out) == (0, lines_of(expected)) and "step.onnx" in graphs_in(kept_run)
+
+
 def test_alignments_come_from_a_graph_of_their_own(run_folder, keras_is_used):
     flags = [*SEARCH, "--n-best", 2, "--alignments"]
     found = translate(run_folder, *flags)

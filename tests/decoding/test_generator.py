@@ -1,5 +1,6 @@
 """Continuing and scoring text, and answering, with a language model, against its logits in NumPy."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_greedy_search_takes_the_likeliest_token_again_and_again(generator, monk
         ((expected,),) = generator.generate(["the"], 40, options)
         pieces = list(generator.stream("the", 40, options))
         assert "".join(pieces) == expected.text and len(pieces) >= -(-len(expected.ids) // 5)
+
+
+def test_guards_hold_over_windows_and_streams(generator, monkeypatch):
+    """Tokens before the end are counted over the whole text, and no token follows another twice in a window."""
+    monkeypatch.setattr("keras_transformer.tasks.language_modelling.pipeline.STREAMED_TOKENS", 5)
+    for options in (replace(GREEDY, min_length=30), replace(DRAW, min_length=30, n_best=2)):
+        for some in generator.generate(["the", "a dog ran"], 40, options):
+            assert all(END not in one.ids[:30] for one in some)
+    assert (
+        "".join(generator.stream("the", 40, replace(GREEDY, min_length=30)))
+        == texts(generator.generate(["the"], 40, replace(GREEDY, min_length=30)))[0][0]
+    )
+    ((found,),) = generator.generate(["the the"], 8, replace(GREEDY, no_repeat_ngram_size=2))
+    ids = [*generator.tokenizer.encode_text("the the"), *found.ids]
+    pairs = [*zip(ids[:-1], ids[1:], strict=True)]
+    assert not {*pairs[len(ids) - len(found.ids) - 1 :]} & {*pairs[: len(ids) - len(found.ids) - 1]}
 
 
 def test_the_length_of_the_prompt_counts_in_no_score(generator, eager):

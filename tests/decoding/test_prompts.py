@@ -18,6 +18,7 @@ from keras_transformer.decoding.onnx_graphs import SteppedLanguageModel
 from keras_transformer.layers.attention import MultiHeadAttention, SelfAttention
 from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
+from keras_transformer.spec.search_options import Guards
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import START
 from tests.export.sessions import computed, of
@@ -35,13 +36,22 @@ PARTS: dict[str, dict[str, Any]] = {
     "buckets": {"positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6}, "num_layers": 1},
     "compressed, which cannot": {"attention": {"name": "compressed", "width": 4}},
 }  # fmt: skip
+GUARDS = Guards(min_length=3, no_repeat_ngram_size=2, repetition_penalty=1.4)
 # The lengths of the prompts of a batch, how they are continued, and the most tokens that a run of a step reads.
 CASES: dict[str, tuple[list[int], Any, int]] = {
     "ragged": ([5, 9, 6], Search(3, 0.6, 3), 7),
     "one is empty": ([0, 3], Sampling(2, 0.9, 0, 0.9), 128),
     "lone": ([8], Search(1, 0.6, 1), 3),
+    "guarded": ([5, 9, 6], Search(3, 0.6, 3, GUARDS), 7),
+    "guarded draws": ([0, 3], Sampling(2, 0.9, 0, 0.9, GUARDS), 128),
+    "guarded, greedy": ([8, 2], Search(1, 0.6, 1, GUARDS), 3),
 }
 MODELS = pytest.mark.parametrize("name", PARTS)
+
+
+def cases(name: str) -> dict[str, tuple[list[int], Any, int]]:
+    """The cases for a model: guards, which no model changes, for one of them."""
+    return {case: its for case, its in CASES.items() if "guarded" not in case or name == next(iter(PARTS))}
 
 
 def model_of(name: str) -> LanguageModel:
@@ -88,7 +98,7 @@ def stepped(model: LanguageModel, folder: Any) -> SteppedLanguageModel:
 @MODELS
 def test_searches_and_draws_find_the_same_in_keras_and_in_a_graph_that_holds_them(name):
     model = model_of(name)
-    for case, (_, computation, _) in CASES.items():
+    for case, (_, computation, _) in cases(name).items():
         check(eagerly(computation, model, arrays_of(case)), name, case)
         check(computed(lambda *arrays: computation.run(model, *arrays), *arrays_of(case)), name, case)  # noqa: B023
 
@@ -99,7 +109,7 @@ def test_searches_and_draws_around_the_graph_of_a_step_find_the_same(name, tmp_p
     model = model_of(name)
     graph = stepped(model, tmp_path)
     monkeypatch.setattr(onnx_graphs, "run", runs := Mock(side_effect=onnx_graphs.run))
-    for case, (lengths, computation, at_once) in CASES.items():
+    for case, (lengths, computation, at_once) in cases(name).items():
         monkeypatch.setattr(onnx_graphs, "READ_AT_ONCE", at_once)
         runs.reset_mock()
         arrays = arrays_of(case)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.command import RUN_OR_EXPORT, Command
-from keras_transformer.commands.parser import COUNT, FEW, add_drawing_options, add_engine_options, add_pair_options
+from keras_transformer.commands.parser import (
+    COUNT,
+    FEW,
+    add_drawing_options,
+    add_engine_options,
+    add_guard_options,
+    add_pair_options,
+    guards_of,
+)
 from keras_transformer.core.errors import RequestError, print_result
 from keras_transformer.core.task_registry import TASKS
 from keras_transformer.runs.run_folder import config_of, require_kind
@@ -72,12 +80,14 @@ def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
     drawing = {"temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": arguments.top_p,
                "seed": arguments.seed}  # fmt: skip
     given = {name: value for name, value in drawing.items() if value is not None}
+    guards = guards_of(arguments)
     if arguments.beams is None and (given or not answers):
-        return SearchOptions(sampling=True, n_best=arguments.n_best, **given)
+        return SearchOptions(sampling=True, n_best=arguments.n_best, **given, **guards)
     if given:
         flag = "--" + next(iter(given)).replace("_", "-")
         raise RequestError(f"{flag} is for drawing, and --beams searches; received both: give one")
-    return SearchOptions(num_beams=1 if arguments.beams is None else arguments.beams, n_best=arguments.n_best)
+    num_beams = 1 if arguments.beams is None else arguments.beams
+    return SearchOptions(num_beams=num_beams, n_best=arguments.n_best, **guards)
 
 
 def score(arguments: argparse.Namespace) -> None:
@@ -149,6 +159,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="search with this many beams in place of drawing; 1: greedy (for answers the default)",
     )
     add_drawing_options(parser)
+    add_guard_options(parser)
     add_engine_options(parser)
 
 

@@ -341,6 +341,13 @@ class Generator(TextPipeline):
 
     def _grow(self, rows: Sequence[GrowingText], max_tokens: int, options: SearchOptions) -> None:
         """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
+        early = [max(0, options.min_length - row.num_added) for row in rows]
+        for least in sorted({*early}):
+            alike = [row for row, its in zip(rows, early, strict=True) if its == least]
+            self._grow_alike(alike, max_tokens, replace(options, min_length=least))
+
+    def _grow_alike(self, rows: Sequence[GrowingText], max_tokens: int, options: SearchOptions) -> None:
+        """`_grow` of rows to which `min_length` tokens more are added before their end."""
         starts = [self.begun_by(self.window(row.ids)) for row in rows]
         contexts = [ids for _, ids in starts]
         most = [len(ids) + max_tokens - row.num_added for ids, row in zip(contexts, rows, strict=True)]

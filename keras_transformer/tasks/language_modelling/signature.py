@@ -34,7 +34,7 @@ from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.spec.search_options import Decoding, SearchOptions
+from keras_transformer.spec.search_options import Decoding
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
@@ -114,8 +114,7 @@ class Continued(ReferenceSearch):
         self._prompts = [generator.ids_of_prompt(valid(text)) for text in texts]
 
     def hypotheses(self) -> list[list[ReferenceAnswer]]:
-        beams = self.decoding.num_beams
-        options = SearchOptions(beams, self.decoding.length_penalty, n_best=beams, batch_size=SEARCHED_AT_ONCE)
+        options = self.decoding.options(self.decoding.num_beams, batch_size=SEARCHED_AT_ONCE)
         read = [self.generator.fitting(ids) for ids in self._prompts]
         return [
             [ReferenceAnswer(one.ids, one.text, one.score) for one in some]
@@ -142,7 +141,7 @@ class Continued(ReferenceSearch):
         first, prompt = self.generator.begun_by(self.read(place))
         prompted = PromptForcing(self.model, np.array([[first]], "int32"), np.array([prompt], "int32").reshape(1, -1))
         cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
-        return SearchStart(prompted.step, cache, len(prompt))
+        return SearchStart(prompted.step, cache, len(prompt), prompted.ids)
 
 
 def continue_ids(
@@ -177,7 +176,7 @@ def continue_ids(
     ids, scores = beam_search(
         prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
         n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, prompt_length=lengths,
-        index=index,
+        index=index, guards=decoding.guards, read_ids=prompted.ids if decoding.guards else None,
     )  # fmt: skip
     rows = ops.reshape(ids, (-1, max_length))
     return ops.reshape(rows_from(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores

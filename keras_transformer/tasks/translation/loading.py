@@ -30,7 +30,7 @@ from keras_transformer.runs.run_folder import (
     read_tokenizers,
     require_kind,
 )
-from keras_transformer.spec.search_options import SearchOptions, require
+from keras_transformer.spec.search_options import OFF, SearchOptions, require
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.splitting import LearnedText
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
 KIND = TASKS[Translator.task].kind
+LACKING = "no random numbers, no prefixes, and no repetition penalty with several beams"
 
 
 class Asked(NamedTuple):
@@ -48,7 +49,7 @@ class Asked(NamedTuple):
 
     Args:
         options: the search, which is inside the graph of a translator.
-        with_halves: whether encoder and step are needed in its place, for random numbers or beginnings.
+        with_halves: whether encoder and step are needed in its place, for random numbers, beginnings or a penalty with several beams.
         sides: the languages of source and target, of a model between many.
     """
 
@@ -90,7 +91,8 @@ def load(
         decoder: Decoder = OnnxDecoder(graphs_in(export, precision), num_threads, provider)
     else:
         config = config_of_kind(RunFolder(run), KIND)
-        asked = Asked(SearchOptions(**config.search), sides=probed_languages(config))
+        options = SearchOptions(**config.search)
+        asked = Asked(options, not options.can_be_baked, probed_languages(config))
         decoder = run_decoder(os.fspath(run), asked_engine, asked)
     return translator_of(decoder, run, max_source_length)
 
@@ -207,9 +209,9 @@ def kept_graphs(runs: Sequence[str], engine: Engine, asked: Asked) -> Graphs | N
 def reasons_for_keras(num_runs: int, engine: Engine, asked: Asked) -> Iterator[str]:
     """Yields why the engine must be Keras, or for `auto` should be."""
     if num_runs > 1 and asked.with_halves:
-        yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
+        yield f"a graph of several runs has the search inside, which has {LACKING}"
     if asked.with_halves and graph_cache.may_take_keras(engine):
-        yield "the search inside the graphs has no random numbers and no prefixes"
+        yield f"the search inside the graphs has {LACKING}"
     yield from graph_cache.reasons_for_keras(engine)
 
 
@@ -227,6 +229,7 @@ def graphs_of(runs: Sequence[RunFolder], asked: Asked, precision: str) -> Graphs
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
+    search += "".join(f"-{name}{value}" for name, value in options.guarding().items())
     if options.alignments:
         path = folder / file_name(f"translate-{search}-aligned", precision)
         return Graphs(None, None, None, translate_aligned=path)
@@ -247,9 +250,13 @@ def write(trained: TrainedRun, graphs: Graphs, run: RunFolder, asked: Asked, pre
         JobError: the model's weights hold NaN or infinity.
     """
     onnx, artefacts, options = export_module("onnx.export"), export_module("artefacts"), asked.options
+    if asked.with_halves:  # they serve any search
+        options = replace(options, **vars(OFF))
     # A graph that serves all languages names those alone that the run means where none are named.
     trained = replace(artefacts.between(trained, *asked.sides), languages=trained.languages)
-    decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
+    decoding = artefacts.Decoding(
+        options.num_beams, options.length_penalty, options.max_length, options.n_best, **options.guarding()
+    )
     for name, path in graphs.present():
         onnx.write_graph(trained, path, name, decoding, precision)
     chosen = chosen_probes(trained.pipeline, validation_sources(run), options)

@@ -179,6 +179,7 @@ class Translator(Pipeline):
         batch_size: int = 64,
         split: str = "sentences",
         long: str | None = None,
+        **guards: Asked,
     ) -> str | list[str]:
         """Returns the best translation of each text, by beam search. The translation of a blank line is empty.
 
@@ -188,6 +189,7 @@ class Translator(Pipeline):
             num_beams, length_penalty, max_length, batch_size: see `SearchOptions`; the model's own are the defaults.
             split: see `SearchOptions`. Where lines are not split into sentences, a text is one line.
             long: in place of `split`.
+            guards: `min_length`, `no_repeat_ngram_size`, `repetition_penalty`, see `Guards`.
 
         Returns:
             A list with a translation for each text; one string for one string.
@@ -195,7 +197,7 @@ class Translator(Pipeline):
         Raises:
             RequestError: an option is out of its range, or `lines` is neither a string nor a list of strings.
         """
-        asked = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        asked = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length, **guards}
         options = self.search_options(**asked, batch_size=batch_size, split=long or split)
         texts = [lines] if isinstance(lines, str) else list(strings_of(lines))
         if options.split == "sentences":

@@ -37,7 +37,7 @@ from keras_transformer.ops import Tensor
 from keras_transformer.runs.export_folder import ALIGNED
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.spec.search_options import Decoding, SearchOptions
+from keras_transformer.spec.search_options import Decoding
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.tokenizer import END
@@ -141,7 +141,7 @@ class Translated(ReferenceSearch):
 
     def hypotheses(self) -> list[list[ReferenceAnswer]]:
         beams = self.decoding.num_beams
-        options = SearchOptions(beams, self.decoding.length_penalty, self.decoding.max_length, n_best=beams)
+        options = self.decoding.options(beams)
         cut = [self.read(place)[:-1] for place in range(len(self._pieces))]
         blank = [ReferenceAnswer((END,), "", 0.0)]
         return [
@@ -212,7 +212,7 @@ def translate_ids(
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
         model.step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best, index_dtype=index_dtype,
-        num_control_ids=model.num_control_ids, ids_dtype=getattr(model, "ids_dtype", "int32"),
+        num_control_ids=model.num_control_ids, ids_dtype=getattr(model, "ids_dtype", "int32"), guards=decoding.guards,
     )  # fmt: skip
 
 

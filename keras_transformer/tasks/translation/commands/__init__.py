@@ -13,6 +13,7 @@ from keras_transformer.commands.parser import (
     FEW,
     add_drawing_options,
     add_engine_options,
+    add_guard_options,
     add_pair_options,
     number_from,
 )
@@ -34,6 +35,7 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     )
     add_ensemble_option(parser)
     add_search_options(parser)
+    add_guard_options(parser)
     add_translating_options(parser)
     best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
     prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
@@ -65,6 +67,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser, must_be_given: bool = 
         "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
     )
     add_search_options(parser)
+    add_guard_options(parser)
     add_translating_options(parser)
 
 

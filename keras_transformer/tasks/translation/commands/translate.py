@@ -9,6 +9,7 @@ from itertools import chain, islice, tee
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.graph_cache import Engine
+from keras_transformer.commands.parser import guards_of
 from keras_transformer.commands.runs import unfinished_hint
 from keras_transformer.commands.streams import TextLines, counted
 from keras_transformer.core.errors import RequestError, print_result, warn
@@ -55,6 +56,7 @@ def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
         raise RequestError(f"{flags} expects --sample, which was not given: add it, or leave out {flags}")
     searched = {
         "num_beams": arguments.beams, "length_penalty": arguments.length_penalty, "max_length": arguments.max_length,
+        **guards_of(arguments),
     }  # fmt: skip
     return SearchOptions(
         **{**own, **{name: value for name, value in searched.items() if value is not None}},
@@ -132,7 +134,8 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     Raises:
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
-    asked = Asked(options, options.sampling or has_prefixes, tuple(sides_of(arguments)))
+    with_halves = options.sampling or has_prefixes or not options.can_be_baked
+    asked = Asked(options, with_halves, tuple(sides_of(arguments)))
     runs = [arguments.run, *getattr(arguments, "others", [])]
     open_decoder = decoder_for(runs, Engine.of(arguments)._replace(num_threads=threads_of_each(arguments)), asked)
     if arguments.processes == 1:
