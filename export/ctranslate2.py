@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         TransformerSpec,
     )
 
+OF_REPEATING = ("no_repeat_ngram_size", "repetition_penalty")  # guards that CTranslate2 has by these names
 # CTranslate2's names of the activations.
 ACTIVATIONS: dict[type, str] = {Relu: "RELU", Gelu: "GELU", GeluTanh: "GELUTanh", Silu: "SWISH"}
 # The parts that CTranslate2 has.
@@ -259,7 +260,7 @@ def search_of(run: TrainedRun, decoding: Decoding) -> Config:
     Returns:
         "options": arguments of `translate_batch`. "max_source_length": the most pieces of a source. "extra_length" and
         "max_length": a translation has at most so many pieces more than its source, and at most so many, with its end.
-        "length_penalty": the run's α.
+        "length_penalty": the run's α. "max_length_factor": see `Guards`; it may be missing.
     """
     model, (_, target) = run.model, run.tokenizers
     unwanted = [id for id in range(model.num_control_ids) if id not in (UNKNOWN, END)]
@@ -268,7 +269,7 @@ def search_of(run: TrainedRun, decoding: Decoding) -> Config:
         "num_hypotheses": decoding.num_beams,
         "length_penalty": 0,
         "min_decoding_length": decoding.min_length,
-        **{name: value for name, value in decoding.guarding().items() if name != "min_length"},
+        **{name: value for name, value in decoding.guarding().items() if name in OF_REPEATING},
         "max_input_length": model.max_source_length + 1,  # it counts the end
         "disable_unk": True,
         "suppress_sequences": [[piece] for piece in target.pieces(unwanted)],
@@ -282,6 +283,7 @@ def search_of(run: TrainedRun, decoding: Decoding) -> Config:
         "extra_length": EXTRA_LENGTH,
         "max_length": most if decoding.max_length is None else min(decoding.max_length, most),
         "length_penalty": decoding.length_penalty,
+        **({} if decoding.max_length_factor is None else {"max_length_factor": decoding.max_length_factor}),
     }
 
 

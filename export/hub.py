@@ -200,6 +200,8 @@ def search_of(
     if beginning := beginning_of(run, form):
         search["forced_bos_token_id"] = ids[beginning[0]]
     search |= {"num_beams": decoding.num_beams, "do_sample": False}
+    if decoding.max_length_factor is not None:
+        raise RequestError("transformers has no limit relative to the source: leave out --max-length-factor")
     search |= {MIN_LENGTH if name == "min_length" else name: value for name, value in decoding.guarding().items()}
     if decoding.num_beams > 1:
         search["length_penalty"] = decoding.length_penalty

@@ -337,7 +337,9 @@ class CTranslate2Search:
 
     def limit(self, source: Pieces) -> int:
         """The most pieces of a translation, with its end."""
-        return min(len(source) + self.search["extra_length"], self.search["max_length"])
+        most = min(len(source) + self.search["extra_length"], self.search["max_length"])
+        factor = self.search.get("max_length_factor")
+        return most if factor is None else min(most, ((len(source) + 1) * round(1000 * factor) + 999) // 1000)
 
     def hypotheses(self, sources: Sequence[Pieces], limit: int) -> list[Any]:
         """CTranslate2's results."""

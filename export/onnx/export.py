@@ -77,7 +77,7 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
         values = [each.values for each in cache["memory"]]
         bias = (1.0 - ops.cast(cache["mask"], "float32"))[:, None, None] * HIDDEN
         outputs = [*zip(memory_infos(model, precision), [*keys, *values], strict=True), (BIAS, bias)]
-        return model_of(r, [SOURCE], [*outputs, (LIMIT, limits_of(ids, None))])
+        return model_of(r, [SOURCE], [*outputs, (LIMIT, limits_of(ids))])
 
 
 def memory_infos(model: FamilyModel, precision: str) -> list[ValueInfo]:

@@ -24,7 +24,7 @@ from keras_transformer.core.schema import parse_json
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import LABELS, RunConfig, RunFolder
 from keras_transformer.search.loop import Cache, Step
-from keras_transformer.spec.search_options import Decoding, longest
+from keras_transformer.spec.search_options import Decoding, longest, times_as_long
 from keras_transformer.text.lines import is_blank, read_lines
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
@@ -73,11 +73,20 @@ def rows_from(ids: Tensor, starts: Tensor) -> Tensor:
     return ops.where(places < width, rows, PAD)
 
 
-def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
-    """Returns (B,) the most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
+def limits_of(source_ids: Tensor, decoding: Decoding | None = None) -> Tensor:
+    """Returns (B,) the most ids to emit: the source's length without pad and end, + 50, or less; 0 for a blank source.
+
+    Args:
+        source_ids: (B, S).
+        decoding: a search that allows fewer.
+    """
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, longest(lengths), 0)
-    return limits if max_length is None else ops.minimum(limits, max_length)
+    if decoding is not None and decoding.max_length is not None:
+        limits = ops.minimum(limits, decoding.max_length)
+    if decoding is not None and decoding.max_length_factor is not None:
+        limits = ops.minimum(limits, times_as_long(lengths, decoding.max_length_factor))
+    return limits
 
 
 def longest_of(lengths: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def add_drawing_options(parser: argparse.ArgumentParser, when: str = "") -> None
         parser.add_argument(f"--{name}", type=number_from(*bounds), metavar=metavar, help=f"{when}{help}")
 
 
-def add_guard_options(parser: argparse.ArgumentParser) -> None:
+def add_guard_options(parser: argparse.ArgumentParser, has_source: bool = True) -> None:
     """Adds the options that keep texts from ending at once and from repeating themselves, see `Guards`."""
     for name, bounds, metavar, help in (
         ("min-length", (0,), "N", "at least N pieces before the end (default: 0)"),
@@ -107,6 +107,9 @@ def add_guard_options(parser: argparse.ArgumentParser) -> None:
         ("repetition-penalty", (1e-3, 1_000, float), "X", "over 1: what stands already is less likely (default: 1)"),
     ):
         parser.add_argument(f"--{name}", type=number_from(*bounds), metavar=metavar, help=help)
+    if has_source:
+        longest = "a translation has at most X times the pieces of its source, both with their end (default: no limit)"
+        parser.add_argument("--max-length-factor", type=number_from(0.1, 100, float), metavar="X", help=longest)
 
 
 def guards_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Decoder(ABC):
         Raises:
             JobError: a sentence has none, because probabilities are not numbers.
         """
-        arrays = arrays_of(sentences, options.max_length)
+        arrays = arrays_of(sentences, options)
         found = self._draw(sentences, arrays, options) if options.sampling else self.search(arrays, options)
         places = found.ids[..., :0] if found.places is None else found.places
         if not np.all(np.any(found.scores > -math.inf, axis=1)):

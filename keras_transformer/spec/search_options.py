@@ -14,7 +14,7 @@ from keras_transformer.spec.options import Config
 EXTRA_LENGTH = 50
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
-OF_GUARDS = ("min_length", "no_repeat_ngram_size", "repetition_penalty")
+OF_GUARDS = ("min_length", "no_repeat_ngram_size", "repetition_penalty", "max_length_factor")
 MAX_OWN_BEAMS = 1_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
@@ -25,6 +25,7 @@ VALUES: dict[str, Schema] = {
     "min_length": whole(0),
     "no_repeat_ngram_size": whole(0),
     "repetition_penalty": number(1e-3, 1e3),
+    "max_length_factor": or_null(number(0.1, 100)),
     "n_best": whole(1),
     "temperature": number(1e-6, 1e6, told="a number from 1e-6 to 1e6"),
     "top_k": whole(0),
@@ -52,16 +53,19 @@ class Guards:
         repetition_penalty: θ: what a text has already is less likely. A log-probability of such a token is multiplied
             by θ; where one hypothesis is followed, or texts are drawn, a logit is, or divided by θ if it is positive
             (Keskar et al. 2019, arXiv 1909.05858, section 4.1). 1 changes nothing.
+        max_length_factor: of a translator: a translation has at most so many times the tokens of its source, both with
+            their end, rounded up; to a thousandth.
     """
 
     min_length: int = 0
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
+    max_length_factor: float | None = None
 
     @property
     def guards(self) -> Guards | None:
-        """Returns the guards alone; None if all are off."""
-        own = Guards(**{name: getattr(self, name) for name in OF_GUARDS})
+        """Returns the guards alone that look at tokens; None if all are off."""
+        own = Guards(**{name: getattr(self, name) for name in OF_GUARDS if name != "max_length_factor"})
         return None if own == OFF else own
 
     def guarding(self) -> Config:
@@ -95,7 +99,8 @@ class SearchOptions(Guards):
             that is split, the score is the sum of its parts' scores, and so is log P; its n best are those with the
             best sums, of samples the k-th has the k-th of each part. Lines with a prefix are translated as they are.
             "split" and "cut" are other spellings of "lines" and "off".
-        min_length, no_repeat_ngram_size, repetition_penalty: see `Guards`. They count in each sentence for itself.
+        min_length, no_repeat_ngram_size, repetition_penalty, max_length_factor: see `Guards`. They count in each
+            sentence for itself.
 
     Raises:
         RequestError: a value is out of its range.
@@ -221,9 +226,21 @@ def require_whole(name: str, value: Any, least: int) -> None:
     require(name, value, whole(least))
 
 
+def require_no_factor(options: Guards) -> None:
+    """Raises RequestError if a language model is given a limit relative to a source."""
+    if options.max_length_factor is not None:
+        raise RequestError("max_length_factor is relative to a source, which a language model has not: leave it out")
+
+
 def longest(source_length: Any) -> Any:
     """Returns the most tokens, the end included, of a translation of `source_length` tokens without their end."""
     return source_length + EXTRA_LENGTH
+
+
+def times_as_long(source_length: Any, factor: float) -> Any:
+    """Returns `factor` times as many tokens as a source has, both with their end, rounded up. Whole numbers compute
+    the same in every engine."""
+    return ((source_length + 1) * round(1000 * factor) + 999) // 1000
 
 
 def penalty(length: Any, length_penalty: float) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.core.errors import RequestError
-from keras_transformer.spec.search_options import longest
+from keras_transformer.spec.search_options import SearchOptions, longest, times_as_long
 from keras_transformer.text.feeding import size_in_octave
 from keras_transformer.text.lines import strings_of
 from keras_transformer.text.tokenizer import END, PAD
@@ -39,10 +39,12 @@ class Sentence:
     prefix: Ids
     part: int = 0
 
-    def limit(self, max_length: int | None) -> int:
+    def limit(self, options: SearchOptions) -> int:
         """Returns the most pieces to emit, the end included."""
-        limit = longest(max(len(self.source), len(self.prefix)))
-        return limit if max_length is None else min(limit, max_length)
+        length = max(len(self.source), len(self.prefix))
+        limits = [longest(length)] if options.max_length is None else [longest(length), options.max_length]
+        factor = options.max_length_factor
+        return min(limits if factor is None else [*limits, times_as_long(length, factor)])
 
     def cut(self, length: int) -> Sentence:
         """Cuts the source and the prefix to at most `length` tokens each."""
@@ -57,9 +59,9 @@ class Arrays(NamedTuple):
     prefix_ids: np.ndarray  # (B, L) as wide as the largest limit; pad leaves a place free
 
 
-def arrays_of(sentences: Sequence[Sentence], max_length: int | None) -> Arrays:
-    """Makes the arrays of a batch; `max_length` as in `SearchOptions`."""
-    limits = np.array([sentence.limit(max_length) for sentence in sentences], "int32")
+def arrays_of(sentences: Sequence[Sentence], options: SearchOptions) -> Arrays:
+    """Makes the arrays of a batch, for a search."""
+    limits = np.array([sentence.limit(options) for sentence in sentences], "int32")
     prefix_ids = padded([sentence.prefix for sentence in sentences], int(limits.max()))
     return Arrays(padded([[*sentence.source, END] for sentence in sentences]), limits, prefix_ids)
 

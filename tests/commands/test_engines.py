@@ -99,8 +99,9 @@ def test_guards_are_in_a_graph_of_their_own_or_around_the_halves(kept_run, trans
     expected = translator.translate(LINES, num_beams=2, max_length=5, no_repeat_ngram_size=1, min_length=3)
     assert (status, out) == (0, lines_of(expected))
     assert "translate-beams2-penalty0.6-longest5-min_length3-no_repeat_ngram_size1.onnx" in graphs_in(kept_run)
-    status, out, _ = translate(kept_run, *SEARCH, "--repetition-penalty", 1.5, "--engine", "onnx")
-    expected = translator.translate(LINES, num_beams=2, max_length=5, repetition_penalty=1.5)
+    others = ["--repetition-penalty", 1.5, "--max-length-factor", 0.7]
+    status, out, _ = translate(kept_run, *SEARCH, *others, "--engine", "onnx")
+    expected = translator.translate(LINES, num_beams=2, max_length=5, repetition_penalty=1.5, max_length_factor=0.7)
     assert (status, out) == (0, lines_of(expected)) and "step.onnx" in graphs_in(kept_run)
 
 

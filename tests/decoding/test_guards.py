@@ -8,10 +8,12 @@ import pytest
 from keras import ops
 
 from keras_transformer import ops as own_ops
+from keras_transformer.checking.signatures import limits_of
 from keras_transformer.core.errors import RequestError
 from keras_transformer.search.guards import guarded
 from keras_transformer.search.loop import Bounds, exists
-from keras_transformer.spec.search_options import Guards, SearchOptions
+from keras_transformer.spec.search_options import Decoding, Guards, SearchOptions, require_no_factor
+from keras_transformer.text.sentences import Sentence
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.decoding.tables import STATES, draws, make_table, next_state, score_of, search, tokens_of
 
@@ -90,9 +92,22 @@ def test_draws_and_prefixes_keep_the_rules_from_where_they_are_free(num_beams):
         assert tokens_of(row)[:6] == (4, 5, 4, 5, 4, 5) and tokens_of(row)[6] != 4
 
 
+@pytest.mark.parametrize(("length", "factor", "expected"), [(9, 1.0, 10), (9, 1.1, 11), (0, 0.3, 1), (511, 1.5, 768)])
+def test_a_limit_relative_to_the_source_is_rounded_up_and_the_same_in_every_engine(length, factor, expected):
+    decoding = Decoding(max_length_factor=factor)
+    assert Sentence(0, 0, [7] * length, []).limit(decoding.options()) == min(expected, length + 50)
+    source_ids = np.array([[7] * length + [END]], "int32")
+    for back_end in (None, own_ops.NUMPY):
+        with own_ops.on(back_end):
+            assert int(limits_of(source_ids, decoding)[0]) == (min(expected, length + 50) if length else 0)
+    with pytest.raises(RequestError, match="relative to a source"):
+        require_no_factor(decoding)
+
+
 def test_guards_that_are_off_are_none_and_wrong_ones_are_refused():
     assert SearchOptions().guards is None and SearchOptions(min_length=2).guards == Guards(min_length=2)
-    for name, wrong in (("min_length", -1), ("no_repeat_ngram_size", 1.5), ("repetition_penalty", 0)):
+    wrongs = {"min_length": -1, "no_repeat_ngram_size": 1.5, "repetition_penalty": 0, "max_length_factor": 0}
+    for name, wrong in wrongs.items():
         given: dict[str, Any] = {name: wrong}
         with pytest.raises(RequestError, match=f"{name} must be"):
             SearchOptions(**given)

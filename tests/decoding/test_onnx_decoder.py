@@ -72,7 +72,7 @@ def assert_same(found, expected):
         {"num_beams": 3},  # the search inside the graph
         {"num_beams": 4, "n_best": 4, "length_penalty": -0.5, "max_length": 6, "batch_size": 2, "prefixes": PREFIXES},
         {"sampling": True, "n_best": 2, "seed": 5, "temperature": 0.7, "top_k": 9, "top_p": 0.95},
-        {"num_beams": 2, "n_best": 2, "repetition_penalty": 1.4, "min_length": 3, "alignments": True},
+        {"num_beams": 2, "n_best": 2, "repetition_penalty": 1.4, "min_length": 3, "max_length_factor": 1.3},
         {"sampling": True, "n_best": 2, "no_repeat_ngram_size": 1, "repetition_penalty": 0.7},
     ],
 )
@@ -81,13 +81,13 @@ def test_it_translates_as_the_model_does(exported, translator, options):
 
 
 def test_a_graph_searches_with_the_guards_that_it_was_exported_with(translator, tmp_path):
-    guards: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_length": 3}
+    guards: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_length": 3, "max_length_factor": 1.25}
     found = keras_transformer.load(sessions.exported(translator, tmp_path, Decoding(3, **guards)))
     (tmp_path / "onnx" / "step.onnx").unlink()  # with the search around which it would do as well
     expected = translator.translate(SENTENCES, num_beams=3, **guards)
     assert found.translate(SENTENCES) == expected != translator.translate(SENTENCES, num_beams=3)
     assert found.search_options().guarding() == guards and isinstance(found.decoder, OnnxDecoder)
-    for other in ({}, {"min_length": 0}, {"no_repeat_ngram_size": 2}):
+    for other in ({}, {"min_length": 0}, {"no_repeat_ngram_size": 2}, {"max_length_factor": 1.2}):
         assert found.decoder.serves(found.search_options(**other)) == (not other)
     with pytest.raises(RequestError, match="received num_beams 2: ask for one beam"):
         Decoding(2, repetition_penalty=1.1)

@@ -159,7 +159,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="search with this many beams in place of drawing; 1: greedy (for answers the default)",
     )
     add_drawing_options(parser)
-    add_guard_options(parser)
+    add_guard_options(parser, has_source=False)
     add_engine_options(parser)
 
 

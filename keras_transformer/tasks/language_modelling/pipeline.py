@@ -25,7 +25,7 @@ from keras_transformer.decoding.onnx_graphs import OnnxComputations, computation
 from keras_transformer.decoding.pipelines import TextPipeline
 from keras_transformer.runs.run_folder import RunConfig, RunFolder, read_tokenizers
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_whole
+from keras_transformer.spec.search_options import GREEDY, SearchOptions, penalty, require_no_factor, require_whole
 from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.sentences import Ids, padded
@@ -313,6 +313,7 @@ class Generator(TextPipeline):
     def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
         """Returns the ids of the prompts, cut where they are too long."""
         require_whole("max_tokens", max_tokens, 1)
+        require_no_factor(options)
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
         prompts = list(strings_of(prompts, "prompts"))

@@ -34,7 +34,7 @@ from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.ops import Tensor
 from keras_transformer.runs.run_folder import RunConfig, RunFolder
 from keras_transformer.search.beam_search import beam_search
-from keras_transformer.spec.search_options import Decoding
+from keras_transformer.spec.search_options import Decoding, require_no_factor
 from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
@@ -160,6 +160,7 @@ def continue_ids(
     Returns:
         ids (B, n_best, L) int32 of what is added, as from `translate_ids`; and scores (B, n_best) float32.
     """
+    require_no_factor(decoding)
     context = model.context_length
     prompt_ids = known_ids(ops.pad(prompt_ids, [[0, 0], [0, 1]]), model.vocabulary_size)
     lengths = prompt_length(prompt_ids)  # (B,)

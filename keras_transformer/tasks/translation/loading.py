@@ -49,7 +49,8 @@ class Asked(NamedTuple):
 
     Args:
         options: the search, which is inside the graph of a translator.
-        with_halves: whether encoder and step are needed in its place, for random numbers, beginnings or a penalty with several beams.
+        with_halves: whether encoder and step are needed in its place, for random numbers, beginnings, or a penalty with
+            several beams.
         sides: the languages of source and target, of a model between many.
     """
 

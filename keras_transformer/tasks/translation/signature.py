@@ -160,7 +160,7 @@ class Translated(ReferenceSearch):
         return [*self.given(place)[:-1][: self.translator.max_source_length], END]
 
     def limit(self, place: int) -> int:
-        return int(limits_of(np.array([self.read(place)]), self.decoding.max_length)[0])
+        return int(limits_of(np.array([self.read(place)]), self.decoding)[0])
 
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         sources = [self.read(place)[:-1] for place in places]
@@ -206,7 +206,7 @@ def translate_ids(
         (B, n_best) float32.
     """
     source_ids = valid_ids(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
-    limits = limits_of(source_ids, decoding.max_length)
+    limits = limits_of(source_ids, decoding)
     max_length = longest_of(limits) if max_length is None else max_length
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
