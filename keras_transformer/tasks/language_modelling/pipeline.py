@@ -341,14 +341,18 @@ class Generator(TextPipeline):
         return ids[step * max(0, (len(ids) - length) // step + 1) :]
 
     def _grow(self, rows: Sequence[GrowingText], max_tokens: int, options: SearchOptions) -> None:
-        """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
-        early = [max(0, options.min_length - row.num_added) for row in rows]
-        for least in sorted({*early}):
-            alike = [row for row, its in zip(rows, early, strict=True) if its == least]
-            self._grow_alike(alike, max_tokens, replace(options, min_length=least))
+        """Adds tokens to each row: to its end, to the end of the context, to its least length, or to `max_tokens`."""
+        least = options.min_length
+        early, late = ([row for row in rows if (row.num_added < least) == is_early] for is_early in (True, False))
+        # An end is forbidden or allowed for a whole call: so two computations are compiled, whatever the lengths are.
+        never = replace(options, min_length=self.model.context_length)
+        if early:
+            self._grow_alike(early, min(max_tokens, least), never)
+        if late:
+            self._grow_alike(late, max_tokens, replace(options, min_length=0))
 
     def _grow_alike(self, rows: Sequence[GrowingText], max_tokens: int, options: SearchOptions) -> None:
-        """`_grow` of rows to which `min_length` tokens more are added before their end."""
+        """`_grow` of rows whose least length is met, or is not met in this call."""
         starts = [self.begun_by(self.window(row.ids)) for row in rows]
         contexts = [ids for _, ids in starts]
         most = [len(ids) + max_tokens - row.num_added for ids, row in zip(contexts, rows, strict=True)]
