@@ -18,7 +18,13 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 FILES = "saved_model translate_text.onnx translate.onnx step.onnx translate.tflite translate_text.tflite ctranslate2"
 
 
-@pytest.mark.parametrize(("file", "program"), list(zip(FILES.split(), PROGRAMS, strict=True)), ids=FILES.split())
+@pytest.mark.parametrize(
+    ("file", "program"),
+    [
+        pytest.param(file, program, id=file, marks=[pytest.mark.long] * (file == "saved_model"))
+        for file, program in zip(FILES.split(), PROGRAMS, strict=True)
+    ],
+)
 def test_every_artefact_has_a_short_program_that_runs_as_written(
     file, program, exported, trained, tmp_path, monkeypatch, capsys
 ):

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from keras_transformer.core import folders
 from keras_transformer.core.errors import RequestError
 from keras_transformer.core.extras import install
 from keras_transformer.runs.run_folder import RunFolder, read_config, write_config
+from keras_transformer.spec.search_options import Guards
 from tests.answers import answer, refused
 from tests.golden.stored import unpack
 from tests.processes import PROGRAMS, run_python
@@ -33,6 +35,7 @@ def files_in(folder) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_the_same_run_and_flags_give_the_same_files(exported, stored_run, tmp_path):
     """By another process, and in the same order, for TensorFlow numbers what it traces.
 
@@ -48,6 +51,26 @@ def test_the_same_run_and_flags_give_the_same_files(exported, stored_run, tmp_pa
     assert operators[0] == operators[1] and len(sizes) == 1
     for name in files_in(tmp_path) - {graph, "saved_model/fingerprint.pb"}:
         assert (exported / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "formats", "guards"),
+    [
+        ("translation", "tflite onnx", "--beams 3 --no-repeat-ngram-size 2 --max-length-factor 0.9"),
+        ("translation", "ctranslate2 onnx", "--beams 1 --repetition-penalty 1.4 --min-length 4 --max-length-factor 2"),
+        ("language-model", "tflite onnx", "--beams 2 --no-repeat-ngram-size 2 --min-length 3"),
+    ],
+    ids=["n-grams", "penalty", "prompts"],
+)
+def test_certificates_hold_every_format_to_the_guards_of_its_search(name, formats, guards, tmp_path, monkeypatch):
+    """All answers are those of the model under guards, and without guards others."""
+    run, out = unpack(name, tmp_path / "run"), tmp_path / "export"
+    assert command.main([str(run), *guards.split(), "--format", *formats.split(), "--out", str(out)]) == 0
+    entries = json.loads((out / "certificate.json").read_text())["entries"]
+    assert all(entry["holds"] for entry in entries) and len(entries) > len(formats.split())
+    monkeypatch.setattr(Guards, "guards", None)
+    assert command.main(["--verify", str(out), str(run)]) == 1
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def test_it_takes_parts_that_the_recorder_refuses_and_its_files_translate_withou
     assert about == run.metadata(Decoding(1, 0.6, 9), "float32")
 
 
+@pytest.mark.long
 def test_the_command_certifies_what_it_converts_and_the_certificate_names_the_converter(tmp_path, capfd):
     run, out = unpack("classification", tmp_path / "run"), tmp_path / "out"
     flags = ["--format", "onnx", "--converter", "tf2onnx"]

@@ -93,6 +93,7 @@ def test_blank_lines_that_litert_translates_are_known():
     assert not {"", " \t "} & {*known}
 
 
+@pytest.mark.long
 def test_a_large_model_is_converted_in_a_process_of_its_own_to_the_same_file(stored_run, tmp_path, monkeypatch):
     run, convert, run_program = open_run(stored_run), tflite_converter.convert, subprocess.run
     given, given_there, pairs = list[Any](), list[Any](), list[Any]()
