@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -202,17 +203,22 @@ THE_STACK = {
 ENGINES = ("serving/translating", "serving/generating", "serving/answering")
 
 
+@cache
+def named(path: Path) -> tuple[set[object], set[str]]:
+    """The texts of a file, and its names of classes, not of variables such as `translator`."""
+    nodes = [*ast.walk(ast.parse(source(path)))]
+    words = {str(getattr(node, "id", "") or getattr(node, "name", "")) for node in nodes}
+    return {node.value for node in nodes if isinstance(node, ast.Constant)}, {one for one in words if one[:1].isupper()}
+
+
 def named_in(names: set[str], folder: str) -> set[str]:
     """The files outside a folder that hold one of the names as a text, or as an identifier."""
     files = set()
     for path in python_files("train.py", PACKAGE, "export"):
         place = path.relative_to(ROOT).as_posix()
-        nodes = [*ast.walk(ast.parse(source(path)))]
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        words = {str(getattr(node, "id", "") or getattr(node, "name", "")) for node in nodes}
-        words = {word for word in words if word[:1].isupper()}  # classes, not variables such as `translator`
+        texts, words = named(path)
         if place in THE_STACK:
-            texts -= {"encoder"}
+            texts = texts - {"encoder"}
         if names & (texts | words) and not place.startswith(folder):
             files.add(place)
     return files

@@ -48,12 +48,8 @@ def committed(name) -> nbformat.NotebookNode:
     return nbformat.read(NOTEBOOKS[name], as_version=4)
 
 
-LONG_BUT_ONE = [
-    pytest.param(name, marks=[] if name == "train_with_model_fit" else pytest.mark.long, id=name) for name in NOTEBOOKS
-]
-
-
-@pytest.mark.parametrize("name", LONG_BUT_ONE, indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NOTEBOOKS, indirect=True)
 def test_it_runs_from_top_to_bottom(name, committed, tmp_path, monkeypatch):
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
         folder = tmp_path / variable.lower()

@@ -41,12 +41,13 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("page", "made"),
     [
         ("start", ["runs/mine/model.keras", "look.html"]),
-        pytest.param("fine_tuning", ["runs/tuned/model.keras"], marks=pytest.mark.long),
-        pytest.param("opus_to_phone", ["exported/opus/tflite/translate-int8.tflite"], marks=pytest.mark.long),
+        ("fine_tuning", ["runs/tuned/model.keras"]),
+        ("opus_to_phone", ["exported/opus/tflite/translate-int8.tflite"]),
     ],
 )
 def test_the_commands_of_a_tutorial(page, made, place):

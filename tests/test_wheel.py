@@ -71,6 +71,7 @@ def text_of(folder: Path) -> Sequence[str]:
     return [*tiny_flags(folder / "text", Path("run")), "--steps", "1"]
 
 
+@pytest.mark.long
 def test_with_its_extra_it_trains_translates_and_exports_in_an_empty_folder(environment_with, tmp_path):
     python = python_of(environment_with("export"))
     (tmp_path / "work").mkdir()

@@ -300,7 +300,9 @@ def test_tags_stand_before_sources_and_translations(tmp_path, eager):
     assert plain.between("en", None).learned_text == plain.learned_text, "it is what it does"
 
 
-@pytest.mark.parametrize("sampling", [[], ["--sampling", "0.1", "--max-length", "40"]])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param([], marks=pytest.mark.long), ["--sampling", "0.1", "--max-length", "40"]]
+)
 def test_fine_tuning_puts_the_tags_before_its_text(sampling, tmp_path, eager, monkeypatch, capsys):
     assert main(["import", str(folder_without_transformers(tmp_path / "model")), str(tmp_path / "run")]) == 0
     run: Any = keras_transformer.load(tmp_path / "run", engine="keras").between("en", "ast")
@@ -365,6 +367,7 @@ def test_a_folder_may_name_the_languages_that_are_meant(tmp_path):
         read_huggingface(tmp_path)
 
 
+@pytest.mark.long
 def test_an_export_translates_in_the_direction_that_is_named(tmp_path, eager, capsys):
     translator: Any = keras_transformer.import_huggingface(folder_without_transformers(tmp_path / "model"))
     translator.save(tmp_path / "run")

@@ -85,6 +85,7 @@ def straight(folder, tiny) -> str:
     return trained(folder, f"{tiny} {OPTIONS} --out straight")
 
 
+@pytest.mark.long
 def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
     """In the last step of a round, and in a round. Until then it has the best weights that validation saw."""
     run, flags = folder / "a stop", f"{tiny} {OPTIONS}"
