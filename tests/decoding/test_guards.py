@@ -92,6 +92,23 @@ def test_draws_and_prefixes_keep_the_rules_from_where_they_are_free(num_beams):
         assert tokens_of(row)[:6] == (4, 5, 4, 5, 4, 5) and tokens_of(row)[6] != 4
 
 
+def test_a_text_ends_where_no_token_is_left():
+    """Of two words, each of which may stand once; though the end would be too early."""
+    for num_beams in (1, 2):
+        guards = Guards(no_repeat_ngram_size=1, min_length=5)
+        ids, scores = search(make_table(1, vocabulary=6), [9], num_beams, guards=guards)
+        assert sorted(tokens_of(ids[0, 0])) == [END, 4, 5] and np.isfinite(scores[0, 0])
+
+
+def test_what_a_prompt_forces_stays():
+    scores, guards = np.random.default_rng(2).normal(size=(1, 1, 9)).astype("float32"), SOME[-1]
+    read = np.array([[START, 5, 5, 5]], "int32")
+    bounds = Bounds(np.array([9]), 9, None, np.array([3]), read_ids=read)
+    for index, is_same in ((0, True), (2, True), (3, False)):
+        found = guarded(scores, np.full((1, 1, 9), 4, "int32"), np.array(index), bounds, guards)
+        assert np.array_equal(ops.convert_to_numpy(found), scores) == is_same
+
+
 @pytest.mark.parametrize(("length", "factor", "expected"), [(9, 1.0, 10), (9, 1.1, 11), (0, 0.3, 1), (511, 1.5, 768)])
 def test_a_limit_relative_to_the_source_is_rounded_up_and_the_same_in_every_engine(length, factor, expected):
     decoding = Decoding(max_length_factor=factor)

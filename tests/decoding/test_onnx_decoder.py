@@ -74,6 +74,7 @@ def assert_same(found, expected):
         {"sampling": True, "n_best": 2, "seed": 5, "temperature": 0.7, "top_k": 9, "top_p": 0.95},
         {"num_beams": 2, "n_best": 2, "repetition_penalty": 1.4, "min_length": 3, "max_length_factor": 1.3},
         {"sampling": True, "n_best": 2, "no_repeat_ngram_size": 1, "repetition_penalty": 0.7},
+        {"num_beams": 3, "no_repeat_ngram_size": 1, "alignments": True},
     ],
 )
 def test_it_translates_as_the_model_does(exported, translator, options):
