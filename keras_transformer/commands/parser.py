@@ -10,7 +10,7 @@ from typing import Any
 from keras_transformer.core.files import check_there
 from keras_transformer.runs.export_folder import ENGINES, PRECISIONS, PROVIDERS, ExportFolder
 from keras_transformer.runs.run_folder import read_config
-from keras_transformer.spec.search_options import OF_GUARDS
+from keras_transformer.spec.search_options import MAX_NGRAM, OF_GUARDS
 from keras_transformer.training.flags import Parser
 
 READ = ("FILE", "FOLDER", "RUN")  # the metavars of what a command reads, see `CommandParser`
@@ -103,7 +103,7 @@ def add_guard_options(parser: argparse.ArgumentParser, has_source: bool = True) 
     """Adds the options that keep texts from ending at once and from repeating themselves, see `Guards`."""
     for name, bounds, metavar, help in (
         ("min-length", (0,), "N", "at least N pieces before the end (default: 0)"),
-        ("no-repeat-ngram-size", (0,), "N", "no text has the same N pieces in a row twice (default: 0, off)"),
+        ("no-repeat-ngram-size", (0, MAX_NGRAM), "N", "no text has the same N pieces in a row twice (default: 0, off)"),
         ("repetition-penalty", (1e-3, 1_000, float), "X", "over 1: what stands already is less likely (default: 1)"),
     ):
         parser.add_argument(f"--{name}", type=number_from(*bounds), metavar=metavar, help=help)

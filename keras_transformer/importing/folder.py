@@ -15,7 +15,7 @@ from keras_transformer.core.schema import Allowed, line, of_type, one_of, read_j
 from keras_transformer.runs.run_folder import MAX_LICENSE
 from keras_transformer.spec import model_spec
 from keras_transformer.spec.options import Config
-from keras_transformer.spec.search_options import Guards
+from keras_transformer.spec.search_options import MAX_NGRAM, VALUES, Guards
 
 MAX_JSON_BYTES = 64 * 2**20
 FILE_NAME = line(1_000, 1)
@@ -376,10 +376,13 @@ def guards_of(options: Options) -> Config:
         RequestError: one has a value that our search does not take.
     """
     least = options.whole("min_length", MAX_LENGTH, 0) - 1  # it counts the start id
+    penalty, allowed = options.number("repetition_penalty", 1.0), VALUES["repetition_penalty"]
+    if not allowed.holds(penalty):
+        raise options.refusal("repetition_penalty", penalty, allowed.expected)
     return Guards(
         min_length=max(least, options.whole("min_new_tokens", MAX_LENGTH, 0), 0),
-        no_repeat_ngram_size=options.whole("no_repeat_ngram_size", MAX_LENGTH, 0),
-        repetition_penalty=options.number("repetition_penalty", 1.0),
+        no_repeat_ngram_size=options.whole("no_repeat_ngram_size", MAX_NGRAM, 0),
+        repetition_penalty=penalty,
     ).guarding()
 
 

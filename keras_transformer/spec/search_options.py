@@ -16,14 +16,16 @@ EXTRA_LENGTH = 50
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 OF_GUARDS = ("min_length", "no_repeat_ngram_size", "repetition_penalty", "max_length_factor")
 MAX_OWN_BEAMS = 1_000
+MAX_NGRAM = 100  # a search compares each of n tokens for itself
+MAX_MIN_LENGTH = 1_000_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
 VALUES: dict[str, Schema] = {
     "num_beams": whole(1),
     "length_penalty": number(-100, 100),
     "max_length": or_null(whole(1)),
-    "min_length": whole(0),
-    "no_repeat_ngram_size": whole(0),
+    "min_length": whole(0, MAX_MIN_LENGTH),
+    "no_repeat_ngram_size": whole(0, MAX_NGRAM),
     "repetition_penalty": number(1e-3, 1e3),
     "max_length_factor": or_null(number(0.1, 100)),
     "n_best": whole(1),

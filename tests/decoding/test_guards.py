@@ -123,7 +123,7 @@ def test_a_limit_relative_to_the_source_is_rounded_up_and_the_same_in_every_engi
 
 def test_guards_that_are_off_are_none_and_wrong_ones_are_refused():
     assert SearchOptions().guards is None and SearchOptions(min_length=2).guards == Guards(min_length=2)
-    wrongs = {"min_length": -1, "no_repeat_ngram_size": 1.5, "repetition_penalty": 0, "max_length_factor": 0}
+    wrongs = {"min_length": -1, "no_repeat_ngram_size": 101, "repetition_penalty": 0, "max_length_factor": 0}
     for name, wrong in wrongs.items():
         given: dict[str, Any] = {name: wrong}
         with pytest.raises(RequestError, match=f"{name} must be"):

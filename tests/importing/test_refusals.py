@@ -142,6 +142,8 @@ PROMPTED: dict[str, Any] = {"prompts": {"document": "passage: ", "query": ""}, "
 FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "marian": [
         (GENERATION, {"num_beam_groups": 3}, "'num_beam_groups': expected 1 alone; received: 3"),
+        (GENERATION, {"no_repeat_ngram_size": 10**6}, "'no_repeat_ngram_size': expected .* from 0 to 100"),
+        (GENERATION, {"repetition_penalty": -1.5}, "'repetition_penalty': expected a number from .*: -1.5"),
         (GENERATION, {"num_beams": 10**6}, "'num_beams'"),
         (GENERATION, {"eos_token_id": [0, 4]}, "'eos_token_id': expected one id, for no search .*: \\[0, 4\\]"),
         ("added_tokens.json", {"</s>": 0, "<sep>": 99}, "expected pieces of vocab.json alone; .*<sep>"),
