@@ -82,9 +82,14 @@ def say(message: str) -> None:
     Raises:
         Stopped: a signal came before, and a library swallowed the exception.
     """
+    raise_if_stopped()
+    _write(sys.stderr, f"{message}\n")
+
+
+def raise_if_stopped() -> None:
+    """Raises `Stopped` if a signal came before, and a library, or Python in a callback, swallowed the exception."""
     if _pending is not None and not isinstance(sys.exc_info()[1], Stopped):
         raise _pending
-    _write(sys.stderr, f"{message}\n")
 
 
 def warn(message: str) -> None:

@@ -21,7 +21,16 @@ from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.parser import COUNT, FEW, number_from
-from keras_transformer.core.errors import JobError, RequestError, Stopped, exit_status, print_result, say, warn
+from keras_transformer.core.errors import (
+    JobError,
+    RequestError,
+    Stopped,
+    exit_status,
+    print_result,
+    raise_if_stopped,
+    say,
+    warn,
+)
 from keras_transformer.core.machine import num_cores
 
 if TYPE_CHECKING:
@@ -242,6 +251,7 @@ class Running:
 
         Raises:
             RequestError, JobError: a model cannot be served.
+            Stopped: a signal came before.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -249,6 +259,7 @@ class Running:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         if parent := multiprocessing.parent_process():  # without a supervisor nobody would end this process
             loop.add_reader(parent.sentinel, self._without_supervisor)
+        raise_if_stopped()  # before the handlers of this loop, while modules were imported
         serving = asyncio.create_task(self.server.serve([self.listener]))
         try:
             await asyncio.to_thread(self.service.host.load)
@@ -337,6 +348,11 @@ class Supervisor:
         sender.close()
         try:
             return str(receiver.recv())
+        except Stopped:  # it serves nobody yet, and may be where it hears no signal
+            child.terminate()
+            child.join(GRACEFUL_SECONDS)
+            child.kill()
+            raise
         except EOFError:
             child.join()
             self._children.remove(child)

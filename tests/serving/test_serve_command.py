@@ -1,5 +1,7 @@
 """The command `serve` with a real model: it finishes what it accepted, loads again, and outlives a kill."""
 
+import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -13,12 +15,17 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from starlette.testclient import TestClient
 
 import keras_transformer.serving
+from keras_transformer.core import errors
+from keras_transformer.core.errors import Stopped
 from keras_transformer.runs.export_folder import OF_DEMO
+from keras_transformer.serving import serve
+from keras_transformer.serving.serve import Running, Supervisor
 from keras_transformer.serving.service import new_key
 from tests.serving.doors import until
 
@@ -151,6 +158,37 @@ def test_a_signal_loads_the_models_again_and_a_damaged_one_changes_nothing(tmp_p
         server.line("the models were not loaded again")
         assert server.ask("/v1/translate", {"text": "two", "source": "en"})[0] == 200
         assert server.end() == 0
+
+
+def test_a_signal_that_was_swallowed_while_modules_were_imported_ends_the_server(monkeypatch):
+    monkeypatch.setattr(errors, "_pending", Stopped(signal.SIGTERM, "stopped"))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    with pytest.raises(Stopped):
+        asyncio.run(Running(Mock(), Mock(), Mock()).run(lambda: pytest.fail("it serves")))
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_process_that_hears_no_signal_while_it_begins_is_killed(monkeypatch):
+    def deaf(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+
+    def stop(*_):
+        raise Stopped(signal.SIGALRM, "stopped")
+
+    monkeypatch.setattr(serve, "_serve_in_child", deaf)
+    monkeypatch.setattr(serve, "GRACEFUL_SECONDS", 0.1)
+    heard = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGHUP)}
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        supervisor = Supervisor(argparse.Namespace(processes=2), Mock())
+        supervisor.run()
+        assert [child.exitcode for child in supervisor._children] == [-signal.SIGKILL]
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
 
 
 def test_processes_share_a_port_load_again_together_and_one_that_is_killed_is_replaced(tmp_path, graph):
