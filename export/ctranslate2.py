@@ -269,7 +269,7 @@ def search_of(run: TrainedRun, decoding: Decoding) -> Config:
         "num_hypotheses": decoding.num_beams,
         "length_penalty": 0,
         "min_decoding_length": decoding.min_length,
-        **{name: value for name, value in decoding.guarding().items() if name in OF_REPEATING},
+        **{name: value for name, value in decoding.active_guards().items() if name in OF_REPEATING},
         "max_input_length": model.max_source_length + 1,  # it counts the end
         "disable_unk": True,
         "suppress_sequences": [[piece] for piece in target.pieces(unwanted)],

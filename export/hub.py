@@ -202,7 +202,7 @@ def search_of(
     search |= {"num_beams": decoding.num_beams, "do_sample": False}
     if decoding.max_length_factor is not None:
         raise RequestError("transformers has no limit relative to the source: leave out --max-length-factor")
-    search |= {MIN_LENGTH if name == "min_length" else name: value for name, value in decoding.guarding().items()}
+    search |= {MIN_LENGTH if name == "min_length" else name: value for name, value in decoding.active_guards().items()}
     if decoding.num_beams > 1:
         search["length_penalty"] = decoding.length_penalty
     control = config["num_control_ids"]

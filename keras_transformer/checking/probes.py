@@ -188,7 +188,7 @@ def chosen_probes(translator: Any, sentences: Iterable[str], options: Decoding |
         sources = [*dict.fromkeys([*sources, *made])]
     num_beams, length_penalty, max_length = options.num_beams, options.length_penalty, options.max_length
     search = SearchOptions(
-        num_beams, length_penalty, max_length, n_best=num_beams, alignments=True, **options.guarding()
+        num_beams, length_penalty, max_length, n_best=num_beams, alignments=True, **options.active_guards()
     )
     found = zip(sources, translator.search_ids(sources, search), strict=True)
     return by_largest_margin(

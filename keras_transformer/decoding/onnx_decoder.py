@@ -123,7 +123,7 @@ class OnnxDecoder(Decoder):
         name, baked = graph_of(options), self.metadata["decoding"]
         return (
             getattr(self.graphs, name) is not None
-            and options.guarding() == {one: baked[one] for one in OF_GUARDS if one in baked}
+            and options.active_guards() == {one: baked[one] for one in OF_GUARDS if one in baked}
             and (options.num_beams, options.length_penalty, options.max_length) == tuple(map(baked.get, OF_A_MODEL))
             and (options.n_best == 1 or (self._has_list(name) and options.n_best == baked.get("n_best")))
         )

@@ -383,7 +383,7 @@ def guards_of(options: Options) -> Config:
         min_length=max(least, options.whole("min_new_tokens", MAX_LENGTH, 0), 0),
         no_repeat_ngram_size=options.whole("no_repeat_ngram_size", MAX_NGRAM, 0),
         repetition_penalty=penalty,
-    ).guarding()
+    ).active_guards()
 
 
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: RequiredValues) -> Config:

@@ -68,14 +68,14 @@ class Guards:
     def guards(self) -> Guards | None:
         """Returns the guards alone that look at tokens; None if all are off."""
         own = Guards(**{name: getattr(self, name) for name in OF_GUARDS if name != "max_length_factor"})
-        return None if own == OFF else own
+        return None if own == NO_GUARDS else own
 
-    def guarding(self) -> Config:
+    def active_guards(self) -> Config:
         """Returns the guards that are on, by their names."""
-        return {name: value for name in OF_GUARDS if (value := getattr(self, name)) != getattr(OFF, name)}
+        return {name: value for name in OF_GUARDS if (value := getattr(self, name)) != getattr(NO_GUARDS, name)}
 
 
-OFF = Guards()
+NO_GUARDS = Guards()
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,13 @@ class Decoding(Guards):
 
     def options(self, n_best: int = 1, **others: Any) -> SearchOptions:
         """Returns the same search as the options of a decoder."""
-        return SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best, **self.guarding(), **others)
+        return SearchOptions(
+            self.num_beams, self.length_penalty, self.max_length, n_best, **self.active_guards(), **others
+        )
 
     def as_dict(self) -> Config:
         """Returns what artefacts keep of it: guards only where they are on."""
-        return {name: getattr(self, name) for name in (*OF_A_MODEL, "n_best")} | self.guarding()
+        return {name: getattr(self, name) for name in (*OF_A_MODEL, "n_best")} | self.active_guards()
 
     @classmethod
     def of(cls, pipeline: Any, n_best: int | None = None, **given: Any) -> Decoding:

@@ -42,9 +42,12 @@ class Sentence:
     def limit(self, options: SearchOptions) -> int:
         """Returns the most pieces to emit, the end included."""
         length = max(len(self.source), len(self.prefix))
-        limits = [longest(length)] if options.max_length is None else [longest(length), options.max_length]
-        factor = options.max_length_factor
-        return min(limits if factor is None else [*limits, times_as_long(length, factor)])
+        limits = [longest(length)]
+        if options.max_length is not None:
+            limits.append(options.max_length)
+        if options.max_length_factor is not None:
+            limits.append(times_as_long(length, options.max_length_factor))
+        return min(limits)
 
     def cut(self, length: int) -> Sentence:
         """Cuts the source and the prefix to at most `length` tokens each."""

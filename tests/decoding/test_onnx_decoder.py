@@ -87,7 +87,7 @@ def test_a_graph_searches_with_the_guards_that_it_was_exported_with(translator, 
     (tmp_path / "onnx" / "step.onnx").unlink()  # with the search around which it would do as well
     expected = translator.translate(SENTENCES, num_beams=3, **guards)
     assert found.translate(SENTENCES) == expected != translator.translate(SENTENCES, num_beams=3)
-    assert found.search_options().guarding() == guards and isinstance(found.decoder, OnnxDecoder)
+    assert found.search_options().active_guards() == guards and isinstance(found.decoder, OnnxDecoder)
     for other in ({}, {"min_length": 0}, {"no_repeat_ngram_size": 2}, {"max_length_factor": 1.2}):
         assert found.decoder.serves(found.search_options(**other)) == (not other)
     with pytest.raises(RequestError, match="received num_beams 2: ask for one beam"):

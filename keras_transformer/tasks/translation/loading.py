@@ -30,7 +30,7 @@ from keras_transformer.runs.run_folder import (
     read_tokenizers,
     require_kind,
 )
-from keras_transformer.spec.search_options import OFF, SearchOptions, require
+from keras_transformer.spec.search_options import NO_GUARDS, SearchOptions, require
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.splitting import LearnedText
@@ -230,7 +230,7 @@ def graphs_of(runs: Sequence[RunFolder], asked: Asked, precision: str) -> Graphs
     search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
     search += f"-longest{options.max_length}" if options.max_length else ""
     search += f"-best{options.n_best}" if options.n_best > 1 else ""
-    search += "".join(f"-{name}{value}" for name, value in options.guarding().items())
+    search += "".join(f"-{name}{value}" for name, value in options.active_guards().items())
     if options.alignments:
         path = folder / file_name(f"translate-{search}-aligned", precision)
         return Graphs(None, None, None, translate_aligned=path)
@@ -252,11 +252,11 @@ def write(trained: TrainedRun, graphs: Graphs, run: RunFolder, asked: Asked, pre
     """
     onnx, artefacts, options = export_module("onnx.export"), export_module("artefacts"), asked.options
     if asked.with_halves:  # they serve any search
-        options = replace(options, **vars(OFF))
+        options = replace(options, **vars(NO_GUARDS))
     # A graph that serves all languages names those alone that the run means where none are named.
     trained = replace(artefacts.between(trained, *asked.sides), languages=trained.languages)
     decoding = artefacts.Decoding(
-        options.num_beams, options.length_penalty, options.max_length, options.n_best, **options.guarding()
+        options.num_beams, options.length_penalty, options.max_length, options.n_best, **options.active_guards()
     )
     for name, path in graphs.present():
         onnx.write_graph(trained, path, name, decoding, precision)
