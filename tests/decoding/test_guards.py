@@ -63,6 +63,8 @@ def test_one_beam_takes_the_best_token_that_is_left_and_tells_the_models_log_p(g
             expected = greedy(table, 100 + row, limit, guards)
             assert tokens_of(ids[row, 0]) == expected
             assert scores[row, 0] == pytest.approx(score_of(table, expected, 100 + row), abs=1e-4)
+        drawn, _ = draws(table, limits, np.full((4, 1, 12), 0.5), temperature=1e-4, guards=guards)  # the likeliest
+        assert [tokens_of(row) for row in drawn[:3, 0]] == [tokens_of(row) for row in ids[:3, 0]]
 
 
 @pytest.mark.parametrize("guards", [SOME[1], SOME[3], Guards(min_length=2, no_repeat_ngram_size=2)], ids=str)
@@ -140,7 +142,8 @@ def test_they_are_the_processors_of_transformers(guards):
     random = np.random.default_rng(3)
     for length, num_read in itertools.product((0, 1, 2, 5, 11), (0, 1, 3)):
         emitted = random.integers(4, 7, (3, length)).astype("int32")
-        read = np.concatenate([np.full((3, 1), START), random.integers(4, 7, (3, num_read))], axis=1).astype("int32")
+        read = random.integers(4, 7, (3, 1 + num_read)).astype("int32")  # some models read text at position 0 too
+        read[:, 0] = read[:, 0] if num_read else START
         before, logits = np.concatenate([read, emitted], axis=1), random.normal(0, 3, (3, 9)).astype("float32")
         expected, text = torch.tensor(logits), torch.tensor(before, dtype=torch.long)
         processors = [
