@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +21,7 @@ from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.models import LanguageModel
 from keras_transformer.spec.search_options import Guards
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.text.tokenizer import START
+from keras_transformer.text.tokenizer import END, PAD, START
 from tests.export.sessions import computed, of
 from tests.layer_check import randomize
 
@@ -101,6 +102,19 @@ def test_searches_and_draws_find_the_same_in_keras_and_in_a_graph_that_holds_the
     for case, (_, computation, _) in cases(name).items():
         check(eagerly(computation, model, arrays_of(case)), name, case)
         check(computed(lambda *arrays: computation.run(model, *arrays), *arrays_of(case)), name, case)  # noqa: B023
+
+
+@pytest.mark.parametrize("case", ["ragged", "one is empty"])
+def test_guards_count_what_was_read(case):
+    """No token of a prompt comes again."""
+    arrays, guards = arrays_of(case), Guards(no_repeat_ngram_size=1)
+    computation = replace(CASES[case][1], guards=guards)
+    found = eagerly(computation, model_of(next(iter(PARTS))), arrays)[0]
+    for prompt, rows in zip(arrays[2], found, strict=True):
+        read = [id for id in prompt.tolist() if id]
+        for row in rows.tolist():
+            added = [id for id in row[len(read) :] if id not in (PAD, END)]
+            assert added and len({*added, *read}) == len(added) + len({*read})
 
 
 @MODELS
